@@ -1,0 +1,72 @@
+"""Beacons on core NATS: heard or missed, never stored; they tell who is alive and what is in use."""
+
+from msgspec import Struct
+
+
+class GatewayBeacon(Struct, frozen=True, kw_only=True):
+    """Every second, and at once on 0->1, 1->0 and a drain.
+
+    `n` counts up within `incarnation`. `position` is the last event sequence this gateway applied.
+    `inflight` counts requests by replica, `waiting` by model; `last_use_age_s` is by model, seconds
+    since the last byte of its last request here (absent: never used since this gateway started).
+    """
+
+    gateway: str
+    incarnation: str
+    n: int
+    position: int
+    inflight: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    last_use_age_s: dict[str, float] = {}
+    leaving: bool = False
+
+
+class EngineCounters(Struct, frozen=True, kw_only=True):
+    """What the engine itself says: requests processing + deferred now, and in total since it started.
+
+    None where the engine does not tell.
+    """
+
+    inflight: int | None = None
+    requests_total: int | None = None
+
+
+class AgentBeacon(Struct, frozen=True, kw_only=True):
+    """Every 5 s. `heard` is the last beacon number of each gateway; `position` the last plan event applied."""
+
+    node: str
+    epoch: int
+    position: int
+    replicas: dict[str, EngineCounters] = {}
+    heard: dict[str, int] = {}
+    leaving: bool = False
+
+
+class LeaderBeacon(Struct, frozen=True, kw_only=True):
+    """Every second, by the leading control plane."""
+
+    instance: str
+    term: int
+    position: int
+    leaving: bool = False
+
+
+class LogsRequest(Struct, frozen=True, kw_only=True):
+    """Asks a node's agent for a replica's engine log from byte `offset`, or the last `tail_bytes`.
+
+    With `wait_s` the answer is held until there is more, at most that long.
+    """
+
+    replica: str
+    offset: int | None = None
+    tail_bytes: int = 65536
+    wait_s: float = 0.0
+
+
+class LogsReply(Struct, frozen=True, kw_only=True):
+    """`ended`: the process is gone and everything was read. `problem`: why there is nothing."""
+
+    text: str = ""
+    next_offset: int = 0
+    ended: bool = False
+    problem: str | None = None

@@ -1,0 +1,82 @@
+"""A model: its name, weights, profiles and scaling, as the catalog holds it, and its events."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+EngineName = Literal["llamacpp", "command"]
+
+
+class Scaling(Struct, frozen=True, kw_only=True):
+    """How many replicas: `min` are kept, up to `max` may run. 0/0 means configured and off.
+
+    `idle_timeout_s` is how long nobody may have asked before replicas above `min` stop; 0 = never.
+    """
+
+    min: int = 0
+    max: int = 0
+    idle_timeout_s: float = 900.0
+
+
+class SecretRef(Struct, frozen=True, kw_only=True):
+    """Names a secret that lives in a file on the node; the value never enters an event."""
+
+    secret: str
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """One way to run a model. `card` are kinds (`cpu`, `gpu`) or patterns of `node/card`."""
+
+    name: str
+    engine: EngineName
+    memory_bytes: int
+    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    health: str = "/health"
+    key_env: str | None = None
+    env: dict[str, str | SecretRef] = {}
+    start_timeout_s: float = 600.0
+    card: tuple[str, ...] = ("cpu",)
+    cards: int = 1
+    exclusive: bool = False
+    weight: int = 1
+    priority: int = 100
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """The state of `yard.evt.model.<model>`.
+
+    `incarnation` is minted when the name is added and never changes while it lives, so a re-added
+    name is never confused with its predecessor. `order` is the place in the configuration (ties).
+    """
+
+    name: str
+    incarnation: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    source: str = ""
+    context_length: int | None = None
+    max_output: int | None = None
+    scaling: Scaling = Scaling()
+    profiles: tuple[Profile, ...] = ()
+    order: int = 0
+
+
+class ModelAdded(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.added"):
+    by: str
+
+
+class ModelChanged(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.changed"):
+    by: str
+    fields: tuple[str, ...]
+
+
+class ModelRemoved(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.removed"):
+    by: str
+
+
+class ModelDeleted(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.deleted"):
+    """A tombstone: the aggregate ends with this event and its subject empties when it expires."""
+
+
+ModelEvent = ModelAdded | ModelChanged | ModelRemoved | ModelDeleted

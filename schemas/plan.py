@@ -1,0 +1,78 @@
+"""A plan: which replicas shall run on one node, decided by the control plane alone."""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas.model import EngineName, SecretRef
+
+StopReason = Literal["idle", "drain", "unload", "changed", "removed", "scaled_down", "node", "lost"]
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """Everything an agent needs to start one engine; `revision` names what of it must be equal."""
+
+    model: str
+    incarnation: str
+    profile: str
+    revision: str
+    engine: EngineName
+    source: str = ""
+    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    env: dict[str, str | SecretRef] = {}
+    health: str = "/health"
+    key_env: str | None = None
+    start_timeout_s: float = 600.0
+    weight: int = 1
+
+
+class Stop(Struct, frozen=True, kw_only=True):
+    """The wish to end a replica: drain for at most `drain_timeout_s`, then stop.
+
+    `take_back`: when the bound passes with requests still running the replica becomes ready again
+    (an idle stop) instead of ending them. `force`: end running requests at once.
+    """
+
+    decision: str
+    reason: StopReason
+    decided_at: datetime
+    drain_timeout_s: float = 60.0
+    take_back: bool = False
+    force: bool = False
+    for_model: str | None = None
+
+
+class PlanItem(Struct, frozen=True, kw_only=True):
+    """One replica on this node. `card_revs` are the card revisions the decision was made at."""
+
+    replica: str
+    launch: Launch
+    cards: tuple[str, ...]
+    memory_bytes: int
+    decided_at: datetime
+    cause: str
+    card_revs: dict[str, int] = {}
+    stop: Stop | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The state of `yard.evt.plan.<node>`; level-triggered, so missing one and seeing the next is fine."""
+
+    node: str
+    items: tuple[PlanItem, ...] = ()
+
+
+class PlanChanged(Struct, frozen=True, kw_only=True, tag_field="type", tag="plan.changed"):
+    added: tuple[str, ...] = ()
+    stopping: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class PlanDeleted(Struct, frozen=True, kw_only=True, tag_field="type", tag="plan.deleted"):
+    """A tombstone."""
+
+
+PlanEvent = PlanChanged | PlanDeleted
