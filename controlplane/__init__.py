@@ -1,0 +1,1 @@
+"""Decides what runs: catalog, placement, reconciling, commands, API and ctl."""

@@ -1,0 +1,103 @@
+"""What the leader's decisions are made of: the facts beside the log, and the changes to append.
+
+A decision is appended as one atomic batch; the shell (controlplane/leader.py) turns its changes into
+drafts with the expected sequences of the world it was decided on.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from events.log import StoredCommand
+from schemas.beacons import EngineCounters
+from schemas.commands import Outcome
+from schemas.messages import Event, State
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One event of a decision, on the aggregate `noun`/`key`. `state` None = tombstone."""
+
+    noun: str
+    key: tuple[str, ...]
+    event: Event
+    state: State | None
+    reason: str = ""
+    ttl_s: int | None = None
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """`what` is the line for leader.log; `cause` the id of the event or command that led here.
+
+    `outcome`, when a person's command is answered by it, is appended in the same batch.
+    """
+
+    changes: tuple[Change, ...]
+    what: str
+    cause: str = ""
+    actor: str = "system:control"
+    correlationid: str | None = None
+    outcome: Outcome | None = None
+
+
+class GatewayLive(Struct, frozen=True, kw_only=True):
+    """The last beacon of one gateway. `age_s` since it was heard, on this leader's monotonic clock."""
+
+    gateway: str
+    incarnation: str
+    age_s: float
+    position: int
+    inflight: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    last_use_age_s: dict[str, float] = {}
+    leaving: bool = False
+
+
+class ReplicaLive(Struct, frozen=True, kw_only=True):
+    """An engine's own counters. `changed_age_s` since requests_total last changed or inflight was above 0."""
+
+    counters: EngineCounters
+    changed_age_s: float | None = None
+
+
+class AgentLive(Struct, frozen=True, kw_only=True):
+    """The last beacon of one agent; `heard` is how many beacons in a row this leader has heard."""
+
+    node: str
+    epoch: int
+    age_s: float
+    heard: int
+    heard_for_s: float
+    replicas: dict[str, ReplicaLive] = {}
+    leaving: bool = False
+
+
+class Live(Struct, frozen=True, kw_only=True):
+    """What beacons said, as ages. `leading_for_s`: connected and leading without a break since."""
+
+    leading_for_s: float
+    gateways: tuple[GatewayLive, ...] = ()
+    agents: tuple[AgentLive, ...] = ()
+
+
+class Ids(Struct, frozen=True, kw_only=True):
+    """Where new ids come from: minted by the shell, counted in tests."""
+
+    replica: Callable[[], str]
+    decision: Callable[[], str]
+    incarnation: Callable[[], str]
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One answer of `step.next_decision`.
+
+    `decision` None: nothing to do before `wake_at` (None: nothing by time alone). `consumed` is the
+    command this answer settles, also when it needed no event (an activate that joined), so that the
+    shell does not offer it again.
+    """
+
+    decision: Decision | None = None
+    wake_at: datetime | None = None
+    consumed: StoredCommand | None = None
+    stuck: tuple[str, ...] = ()
+    """Accepted demands without a live activation, for /readyz; empty is healthy."""

@@ -1,0 +1,138 @@
+"""Holds everything the log says, by noun, with the sequence and revision of each subject.
+
+The one mutable thing in the domain: the leader's loop owns it, applies events in stream order, and hands
+it to pure functions that only read. It never asks a clock and never does I/O.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from msgspec import Struct
+
+from events.log import Broken, Recorded
+from events.subjects import event_subject
+from schemas.activation import Activation
+from schemas.card import Card
+from schemas.commands import Outcome
+from schemas.leader import Leader, LeaderLine
+from schemas.model import Model
+from schemas.node import Node, NodeState
+from schemas.plan import Plan
+from schemas.record import Record
+from schemas.replica import Replica
+
+S = TypeVar("S", bound=Struct)
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """Where a subject stands: what the next append must expect.
+
+    `writable` is False when its last message was not fully decoded (newer version or broken): no
+    decider may write over it; `problem` says why. `stored_at` is the server's time of that message.
+    """
+
+    seq: int = 0
+    rev: int = 0
+    id: str = ""
+    type: str = ""
+    epoch: int = 0
+    stored_at: datetime | None = None
+    writable: bool = True
+    problem: str = ""
+
+
+NO_HEAD = Head()
+
+
+@dataclass(slots=True)
+class World:
+    """All aggregates by their key; `position` is the last sequence applied."""
+
+    position: int = 0
+    heads: dict[str, Head] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    activations: dict[tuple[str, str], Activation] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    nodestates: dict[str, NodeState] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    leader: Leader | None = None
+    line: LeaderLine | None = None
+    nodes: dict[str, Node] = field(default_factory=dict)
+    cards: dict[tuple[str, str], Card] = field(default_factory=dict)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    unknown_events: int = 0
+    broken_events: int = 0
+
+    def head(self, noun: str, *key: str) -> Head:
+        return self.heads.get(event_subject(noun, *key), NO_HEAD)
+
+    def apply(self, item: Recorded | Broken) -> None:
+        """Folds one stored event; one at or before the subject's head is ignored (own events come twice)."""
+        self.position = max(self.position, item.seq)
+        head = self.heads.get(item.subject, NO_HEAD)
+        if item.seq <= head.seq:
+            return
+        if isinstance(item, Broken):
+            self.broken_events += 1
+            if item.previous is not None:
+                self._fold(item.previous)
+            self.heads[item.subject] = Head(
+                seq=item.seq, rev=head.rev, writable=False, problem=item.why
+            )
+            return
+        self.heads[item.subject] = Head(
+            seq=item.seq,
+            rev=item.rev,
+            id=item.id,
+            type=item.type,
+            epoch=item.epoch,
+            stored_at=item.stored_at,
+            writable=item.problem is None,
+            problem=item.problem or "",
+        )
+        if item.problem is not None:
+            self.unknown_events += 1
+            return
+        self._fold(item)
+
+    def _fold(self, item: Recorded) -> None:
+        state = item.state
+        match item.noun:
+            case "model":
+                _put(self.models, item.key[0], state, Model)
+            case "activation":
+                _put(self.activations, (item.key[0], item.key[1]), state, Activation)
+            case "plan":
+                _put(self.plans, item.key[0], state, Plan)
+            case "record":
+                _put(self.records, item.key[0], state, Record)
+            case "nodestate":
+                _put(self.nodestates, item.key[0], state, NodeState)
+            case "command":
+                _put(self.outcomes, item.key[0], state, Outcome)
+            case "node":
+                _put(self.nodes, item.key[0], state, Node)
+            case "card":
+                _put(self.cards, (item.key[0], item.key[1]), state, Card)
+            case "replica":
+                _put(self.replicas, item.key[1], state, Replica)
+            case "leader.current":
+                self.leader = state if isinstance(state, Leader) else None
+            case "leader.log":
+                self.line = state if isinstance(state, LeaderLine) else None
+            case _:
+                # A noun of a newer version: the codec already said so in `problem`.
+                self.unknown_events += 1
+
+
+K = TypeVar("K")
+
+
+def _put(table: dict[K, S], key: K, state: object, kind: type[S]) -> None:
+    """Sets or (on a tombstone) removes one aggregate; a removed one leaves no trace in the tables."""
+    if isinstance(state, kind):
+        table[key] = state
+    else:
+        table.pop(key, None)
