@@ -1,0 +1,166 @@
+"""Says which NATS user may publish and subscribe what; users.conf and docs/permissions.md are made from it.
+
+The lists follow from the table of writers (schemas/messages.py): who writes an aggregate, and nobody else,
+may publish its subjects. No role may subscribe to `yard.evt.>` on core NATS, where refused attempts show.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from events.subjects import PREFIX, encode_token
+from schemas.messages import NOUNS
+
+EVENTS: Final = "YARD_EVENTS"
+COMMANDS: Final = "YARD_COMMANDS"
+PROGRESS: Final = "YARD_PROGRESS"
+AUDIT: Final = "YARD_AUDIT"
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """One NATS user and its rights. `replies`: may answer a request it received, once, within 2 minutes."""
+
+    user: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    replies: bool = False
+
+
+def _reader(stream: str, filters: Iterable[str] = ()) -> tuple[str, ...]:
+    """Rights to follow a stream: wholly, or only with consumers of one of `filters`."""
+    create = f"$JS.API.CONSUMER.CREATE.{stream}"
+    creates = [f"{create}.*.{f}" for f in filters] or [f"{create}.>"]
+    return (
+        *creates,
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+        f"$JS.API.CONSUMER.INFO.{stream}.*",
+        f"$JS.API.CONSUMER.DELETE.{stream}.*",
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.MSG.GET.{stream}",
+    )
+
+
+def inbox_prefix(user: str) -> str:
+    """Every user has its own inbox, so nobody reads another's answers."""
+    return f"_INBOX_{encode_token(user)}"
+
+
+def _inbox(user: str) -> str:
+    return inbox_prefix(user) + ".>"
+
+
+def control(prefix: str = PREFIX) -> Role:
+    nouns = [n.name for n in NOUNS.values() if n.writer == "control"]
+    own = [f"{prefix}.evt.{n}" if "." in n else f"{prefix}.evt.{n}.>" for n in nouns]
+    return Role(
+        user="control",
+        publish=(
+            *own,
+            f"{prefix}.prog.control.>",
+            f"{prefix}.beacon.leader.*",
+            f"{prefix}.rpc.>",
+            "$JS.API.INFO",
+            "$JS.API.STREAM.NAMES",
+            "$JS.API.STREAM.CREATE.*",
+            "$JS.API.STREAM.UPDATE.*",
+            *(r for s in (EVENTS, COMMANDS, PROGRESS, AUDIT) for r in _reader(s)),
+        ),
+        subscribe=(_inbox("control"), f"{prefix}.beacon.>"),
+    )
+
+
+def gateway(prefix: str = PREFIX) -> Role:
+    return Role(
+        user="gateway",
+        publish=(
+            f"{prefix}.cmd.gateway.model.activate",
+            f"{prefix}.beacon.gateway.*",
+            f"{prefix}.rpc.*.*",
+            "$JS.API.INFO",
+            *_reader(EVENTS),
+        ),
+        subscribe=(_inbox("gateway"), f"{prefix}.beacon.agent.*", f"{prefix}.beacon.leader.*"),
+    )
+
+
+def agent_user(node: str) -> str:
+    return f"agent-{node}"
+
+
+def agent(node: str, prefix: str = PREFIX) -> Role:
+    """An agent writes its own node's aggregates and follows its plan and what it wrote itself."""
+    token = encode_token(node)
+    own = [
+        f"{prefix}.evt.{n.name}.{token}" + ".*" * (len(n.tokens) - 1)
+        for n in NOUNS.values()
+        if n.writer == "agent"
+    ]
+    # A consumer's filter stands in its create subject with its wildcard spelled out, hence `>`.
+    filters = [f"{prefix}.evt.plan.{token}", *(s.replace(".*", ".>") for s in own)]
+    user = agent_user(node)
+    return Role(
+        user=user,
+        publish=(
+            *own,
+            f"{prefix}.prog.{token}.>",
+            f"{prefix}.beacon.agent.{token}",
+            "$JS.API.INFO",
+            *_reader(EVENTS, filters),
+        ),
+        subscribe=(_inbox(user), f"{prefix}.rpc.*.{token}", f"{prefix}.beacon.gateway.*"),
+        replies=True,
+    )
+
+
+def admin(prefix: str = PREFIX) -> Role:
+    return Role(
+        user="admin",
+        publish=(
+            f"{prefix}.cmd.admin.>",
+            f"{prefix}.rpc.>",
+            "$JS.API.INFO",
+            "$JS.API.STREAM.NAMES",
+            *(r for s in (EVENTS, COMMANDS, PROGRESS, AUDIT) for r in _reader(s)),
+        ),
+        subscribe=(_inbox("admin"), f"{prefix}.live.>", f"{prefix}.beacon.>"),
+    )
+
+
+def viewer(prefix: str = PREFIX) -> Role:
+    return Role(
+        user="viewer",
+        publish=(*_reader(EVENTS), *_reader(PROGRESS), *_reader(AUDIT)),
+        subscribe=(_inbox("viewer"), f"{prefix}.live.>"),
+    )
+
+
+def roles(nodes: Iterable[str], prefix: str = PREFIX) -> tuple[Role, ...]:
+    """Every user of a yard with these nodes."""
+    return (
+        control(prefix),
+        gateway(prefix),
+        *(agent(n, prefix) for n in nodes),
+        admin(prefix),
+        viewer(prefix),
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def users_conf(members: Iterable[tuple[Role, str]]) -> str:
+    """The `authorization` block for (role, password) pairs, in the server's configuration language."""
+    lines = ["authorization {", "  users: ["]
+    for role, password in members:
+        publish = ", ".join(_quoted(s) for s in role.publish)
+        subscribe = ", ".join(_quoted(s) for s in role.subscribe)
+        replies = '      allow_responses: {max: 1, expires: "2m"}\n' if role.replies else ""
+        lines.append(
+            f"    {{\n      user: {_quoted(role.user)}, password: {_quoted(password)}\n"
+            f"      permissions: {{\n      publish: {{allow: [{publish}]}}\n"
+            f"      subscribe: {{allow: [{subscribe}]}}\n{replies}      }}\n    }}"
+        )
+    lines += ["  ]", "}", ""]
+    return "\n".join(lines)
