@@ -1,0 +1,78 @@
+"""Chooses the replica a request goes to, and what happens to a request that lost its replica.
+
+It must not know endpoints, connections or clocks: the choice is total, so the same facts give the same
+replica on every run.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Literal
+
+from schemas.replica import Replica
+
+Loss = Literal["refused_connection", "broke", "not_this_launch", "crashed", "stopped"]
+"""How a request lost its replica before its first byte.
+
+refused_connection  nobody answers at the endpoint
+broke               the engine closed the connection or broke HTTP
+not_this_launch     401: another launch, or something else, has the port
+crashed             the log says the replica failed
+stopped             the log says the replica was stopped or parked, on purpose
+"""
+
+Verdict = Literal["again", "engine_error"]
+
+MAX_PLANNED_MOVES = 8
+"""A request moved this often by planned stops alone is given up; it only guards against a fault of ours."""
+
+
+def choose(
+    candidates: Sequence[Replica], inflight: Mapping[str, int], *, key: str
+) -> Replica | None:
+    """The replica with the least load for its weight, ties by rendezvous order of `key` and id.
+
+    Load counts this request too: an idle replica of weight 3 comes before an idle one of weight 1, so
+    that slow clients also see the shares that weights promise. None: there is no candidate.
+    """
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return min(candidates, key=lambda r: (_load(r, inflight), _rendezvous(key, r.id), r.id))
+
+
+def _load(replica: Replica, inflight: Mapping[str, int]) -> float:
+    return (inflight.get(replica.id, 0) + 1) / max(replica.weight, 1)
+
+
+def _rendezvous(key: str, replica_id: str) -> bytes:
+    """Highest random weight, as bytes; each gateway prefers another replica among equals."""
+    return blake2b(replica_id.encode(), key=key.encode()[:64], digest_size=8).digest()
+
+
+def after_loss(loss: Loss, *, unplanned_before: int, planned_before: int) -> Verdict:
+    """Whether a request without a byte goes back, given how often it already did.
+
+    1. a planned stop is never the client's trouble: again (bounded only against a fault of ours)
+    2. any other loss: again once. A second one may be the request itself killing engines.
+    """
+    if loss == "stopped":  # 1
+        return "again" if planned_before < MAX_PLANNED_MOVES else "engine_error"
+    return "again" if unplanned_before < 1 else "engine_error"  # 2
+
+
+def loss_by_log(after: Replica | None, before: Replica) -> Loss | None:
+    """What an event did to requests that run at `before` and have no byte yet; None: they stay.
+
+    A draining replica finishes its requests; one that is stopped, parked or gone does not. Another
+    endpoint or another process under the same id is another launch.
+    """
+    if after is None or after.phase in ("stopped", "parked", "withdrawn", "stop_failed"):
+        return "stopped"
+    if after.phase in ("failed", "refused"):
+        return "crashed"
+    if (after.endpoint, after.pid, after.started_at) != (
+        before.endpoint,
+        before.pid,
+        before.started_at,
+    ):
+        return "not_this_launch"
+    return None

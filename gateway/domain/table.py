@@ -1,0 +1,267 @@
+"""Folds the log's events into what a request needs to know: names, ready replicas, activations, records.
+
+The one mutable thing of the gateway's domain: its follower owns it and applies events in stream order;
+everybody else only reads. It must not ask a clock, do I/O or remember anything about requests, so that
+a table rebuilt from the log or from a snapshot is equal to the one that was there before.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from msgspec import Struct
+
+from events.log import Broken, Recorded
+from schemas.activation import Activation
+from schemas.model import Model
+from schemas.node import NodeState
+from schemas.record import Record, RecordCleared
+from schemas.replica import TERMINAL_PHASES, Replica
+
+NOUNS: frozenset[str] = frozenset({"model", "activation", "replica", "record", "nodestate"})
+"""What this table is made of; the gateway follows these subjects and no others."""
+
+IGNORED_NOUNS: frozenset[str] = frozenset(
+    {"plan", "command", "leader.current", "leader.log", "node", "card"}
+)
+"""Nouns a gateway has no use for, should a wider filter deliver them."""
+
+ANY_SCOPE = "any"
+
+
+class ModelEntry(Struct, frozen=True, kw_only=True):
+    """A catalog entry, when it was added, and the sequence of its last change."""
+
+    model: Model
+    created: datetime
+    seq: int
+
+
+class ActivationEntry(Struct, frozen=True, kw_only=True):
+    """An activation with the revision a new wish must name; `activation` None after a tombstone.
+
+    The revision outlives the tombstone: a re-added model must not repeat an old dedupe id.
+    """
+
+    activation: Activation | None
+    rev: int
+    seq: int
+
+
+class RecordEntry(Struct, frozen=True, kw_only=True):
+    """A record and the sequence at which its failures were last cleared (0: never)."""
+
+    record: Record
+    cleared_seq: int = 0
+
+
+class ReplicaChanged(Struct, frozen=True, kw_only=True):
+    """A replica's state before and after one event; `after` None: the aggregate ended."""
+
+    seq: int
+    before: Replica | None
+    after: Replica | None
+
+
+class ModelTouched(Struct, frozen=True, kw_only=True):
+    """Something a waiting request of `model` must look at again: entry, activation or record."""
+
+    seq: int
+    model: str
+
+
+class NodeTouched(Struct, frozen=True, kw_only=True):
+    """A node's standing changed, and with it what may be routed there."""
+
+    seq: int
+    node: str
+
+
+Change = ReplicaChanged | ModelTouched | NodeTouched
+
+NO_ACTIVATION = ActivationEntry(activation=None, rev=0, seq=0)
+
+
+@dataclass(slots=True)
+class Table:
+    """All that the gateway knows from the log, as of `position`.
+
+    `broken` are subjects whose last message cannot be read: the state before it is kept.
+    """
+
+    position: int = 0
+    models: dict[str, ModelEntry] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    activations: dict[tuple[str, str], ActivationEntry] = field(default_factory=dict)
+    records: dict[str, RecordEntry] = field(default_factory=dict)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    nodestates: dict[str, NodeState] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    unknown_events: int = 0
+    _of_model: dict[str, dict[str, Replica]] = field(default_factory=dict)
+    _routable: dict[str, tuple[Replica, ...]] = field(default_factory=dict)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def model(self, name: str) -> Model | None:
+        """The model of that name or alias; a name wins over an alias."""
+        entry = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
+        return None if entry is None else entry.model
+
+    def activation(self, model: str, scope: str = ANY_SCOPE) -> ActivationEntry:
+        return self.activations.get((model, scope), NO_ACTIVATION)
+
+    def record(self, model: str) -> Record | None:
+        entry = self.records.get(model)
+        return None if entry is None else entry.record
+
+    def replicas_of(self, model: str) -> Iterable[Replica]:
+        """Its replicas that are not over, ordered by id."""
+        return [r for _, r in sorted(self._of_model.get(model, {}).items())]
+
+    def routable(self, model: str) -> tuple[Replica, ...]:
+        """Its ready replicas a request may go to by what the log says, ordered by id."""
+        found = self._routable.get(model)
+        if found is None:
+            found = tuple(r for r in self.replicas_of(model) if self.may_route(r))
+            self._routable[model] = found
+        return found
+
+    def may_route(self, replica: Replica) -> bool:
+        """Ready, of the entry's present incarnation, on a node that was not given up."""
+        entry = self.models.get(replica.model)
+        if (
+            replica.phase != "ready"
+            or replica.endpoint is None
+            or entry is None
+            or entry.model.incarnation != replica.incarnation
+        ):
+            return False
+        node = self.nodestates.get(replica.node)
+        return node is None or (node.reach != "lost" and node.admin != "removed")
+
+    def unreachable(self, replica: Replica) -> bool:
+        """Whether its node is silent: routed to only while the gateway's own probe passes."""
+        node = self.nodestates.get(replica.node)
+        return node is not None and node.reach == "unreachable"
+
+    # -- folding ---------------------------------------------------------------------------------
+
+    def apply(self, item: Recorded | Broken) -> Change | None:
+        """Folds one stored event and says what it touched.
+
+        1. at or before the position: seen already, ignored
+        2. broken: the state before stays (taken from `previous` when there is none here), marked
+        3. of a newer type or version: the state before stays, counted
+        4. a noun of `IGNORED_NOUNS`: only the position moves
+        5. otherwise folded; a state of None ends the aggregate
+        """
+        if item.seq <= self.position:  # 1
+            return None
+        self.position = item.seq
+        if isinstance(item, Broken):  # 2
+            self.broken[item.subject] = item.why
+            return None if item.previous is None else self._fold(item.previous, known=False)
+        if item.problem is not None:  # 3
+            self.unknown_events += 1
+            return None
+        if item.noun in IGNORED_NOUNS:  # 4
+            return None
+        self.broken.pop(item.subject, None)
+        return self._fold(item, known=True)  # 5
+
+    def advance(self, position: int) -> None:
+        """Nothing of interest was stored up to `position`."""
+        self.position = max(self.position, position)
+
+    def _fold(self, item: Recorded, *, known: bool) -> Change | None:
+        """`known` False: an older event of a subject whose newest is broken; kept only when we have none."""
+        state = item.state
+        match item.noun:
+            case "model":
+                name = item.key[0]
+                if not known and name in self.models:
+                    return None
+                self._put_model(name, state if isinstance(state, Model) else None, item)
+                return ModelTouched(seq=item.seq, model=name)
+            case "activation":
+                key = (item.key[0], item.key[1])
+                if not known and key in self.activations:
+                    return None
+                self.activations[key] = ActivationEntry(
+                    activation=state if isinstance(state, Activation) else None,
+                    rev=item.rev,
+                    seq=item.seq,
+                )
+                return ModelTouched(seq=item.seq, model=item.key[0])
+            case "record":
+                name = item.key[0]
+                if not known and name in self.records:
+                    return None
+                self._put_record(name, state if isinstance(state, Record) else None, item)
+                return ModelTouched(seq=item.seq, model=name)
+            case "replica":
+                replica_id = item.key[1]
+                before = self.replicas.get(replica_id)
+                if not known and before is not None:
+                    return None
+                after = state if isinstance(state, Replica) else None
+                self._put_replica(replica_id, before, after)
+                return ReplicaChanged(seq=item.seq, before=before, after=after)
+            case "nodestate":
+                node = item.key[0]
+                if not known and node in self.nodestates:
+                    return None
+                if isinstance(state, NodeState):
+                    self.nodestates[node] = state
+                else:
+                    self.nodestates.pop(node, None)
+                self._routable.clear()
+                return NodeTouched(seq=item.seq, node=node)
+            case _:
+                # A noun of a newer version that the codec let through.
+                self.unknown_events += 1
+                return None
+
+    def _put_model(self, name: str, model: Model | None, item: Recorded) -> None:
+        before = self.models.pop(name, None)
+        if before is not None:
+            for alias in before.model.aliases:
+                # An alias that moved to another model in the same batch belongs to that one now.
+                if self.aliases.get(alias) == name:
+                    del self.aliases[alias]
+        if model is not None:
+            same = before is not None and before.model.incarnation == model.incarnation
+            created = before.created if before is not None and same else item.time
+            self.models[name] = ModelEntry(model=model, created=created, seq=item.seq)
+            self.aliases.update(dict.fromkeys(model.aliases, name))
+        self._routable.pop(name, None)
+
+    def _put_record(self, name: str, record: Record | None, item: Recorded) -> None:
+        if record is None:
+            self.records.pop(name, None)
+            return
+        before = self.records.get(name)
+        cleared = 0 if before is None else before.cleared_seq
+        if isinstance(item.event, RecordCleared):
+            cleared = item.seq
+        self.records[name] = RecordEntry(record=record, cleared_seq=cleared)
+
+    def _put_replica(self, replica_id: str, before: Replica | None, after: Replica | None) -> None:
+        """Replicas that are over leave no trace: their ids never come back."""
+        if before is not None:
+            del self.replicas[replica_id]
+            self._drop_from_model(before)
+        if after is None:
+            return
+        self._routable.pop(after.model, None)
+        if after.phase not in TERMINAL_PHASES:
+            self.replicas[replica_id] = after
+            self._of_model.setdefault(after.model, {})[replica_id] = after
+
+    def _drop_from_model(self, replica: Replica) -> None:
+        of_model = self._of_model.get(replica.model, {})
+        of_model.pop(replica.id, None)
+        if not of_model:
+            self._of_model.pop(replica.model, None)
+        self._routable.pop(replica.model, None)
