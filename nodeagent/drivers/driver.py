@@ -1,0 +1,114 @@
+"""Says what an engine driver is: how one launch becomes a process, and how a running one is asked.
+
+A driver knows one kind of engine and nothing else. It must not spawn, signal or wait: processes are
+`nodeagent.launching`'s affair, and what should run is decided by the control plane.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from schemas.beacons import EngineCounters
+from schemas.model import EngineName
+from schemas.node import EngineInfo
+from schemas.plan import Launch
+
+SecretReader = Callable[[str], str]
+"""The value of a secret by name; raises `SecretMissing`."""
+
+RefusedCode = Literal["source_missing", "source_invalid", "secret_missing", "invalid"]
+
+GGUF_MAGIC = b"GGUF"
+
+
+class SecretMissing(LookupError):
+    """A profile names a secret this node does not have. The text is a sentence for the operator."""
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a kind of engine can do beyond start, answer and stop.
+
+    A driver whose flag is true also implements the matching protocol (parking: `park` and `resume`;
+    adapters: `load_adapter` and `unload_adapter`), which arrive with the first engine that has them.
+    """
+
+    parking: bool = False
+    adapters: bool = False
+
+
+class EngineStart(Struct, frozen=True, kw_only=True):
+    """Everything the launcher needs to run one engine process.
+
+    `environment` is the whole environment of the process, not an addition to ours.
+    `secret_names` are the variables in it whose values must not show up in a log or an event.
+    `ready` says how readiness becomes known: `pipe`: the engine writes to the inherited descriptor
+    named by YARD_READY_FD, and `launching` tells; `probe`: the agent asks `Driver.probe`.
+    `has_key`: whether the engine refuses whoever does not present the launch's key.
+    """
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    endpoint: str
+    port: int
+    ready: Literal["pipe", "probe"]
+    paths: tuple[str, ...]
+    has_key: bool
+    secret_names: tuple[str, ...] = ()
+
+
+class StartRefused(Struct, frozen=True, kw_only=True):
+    """The launch cannot be started on this node: a code for programs and a sentence for people."""
+
+    code: RefusedCode
+    sentence: str
+
+
+class Driver(Protocol):
+    """One kind of engine. Holds no state of a replica: whatever it needs is handed in."""
+
+    engine: EngineName
+    capabilities: Capabilities
+
+    def info(self) -> EngineInfo:
+        """Name, version and architectures for the inventory. Blocks up to a second: use a thread."""
+        ...
+
+    def prepare(
+        self,
+        launch: Launch,
+        *,
+        replica: str,
+        host: str,
+        port: int,
+        key: str,
+        secrets: SecretReader,
+    ) -> EngineStart | StartRefused:
+        """Turns a launch into a process description, or says why this node cannot run it.
+
+        `key` is what the engine shall ask of its clients. It reaches the engine by environment,
+        never by argv. Looks at files (is the source there, is it a GGUF): use a thread when the
+        source may be on a network file system. Never raises for anything a catalog can contain.
+        """
+        ...
+
+    async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:
+        """Whether the engine answers now. Bounded by 2 s; a failure of any kind is False."""
+        ...
+
+    async def counters(self, endpoint: str, key: str) -> EngineCounters:
+        """What the engine says of its own work; fields are None where it does not tell.
+
+        Bounded by 2 s; an engine that does not answer tells nothing.
+        """
+        ...
+
+
+def secrets_in(folder: Path) -> SecretReader:
+    """Reads secrets from files of `folder`, one secret a file, surrounding white space removed.
+
+    The yard's own credentials lie in the same folder. They are refused, or whoever may write a
+    profile could have an engine print the key of the node.
+    """
+    raise NotImplementedError
