@@ -182,7 +182,7 @@ class Table:
                 name = item.key[0]
                 if not known and name in self.models:
                     return None
-                self._put_model(name, state if isinstance(state, Model) else None, item)
+                self._fold_model(name, state if isinstance(state, Model) else None, item)
                 return ModelTouched(seq=item.seq, model=name)
             case "activation":
                 key = (item.key[0], item.key[1])
@@ -198,7 +198,7 @@ class Table:
                 name = item.key[0]
                 if not known and name in self.records:
                     return None
-                self._put_record(name, state if isinstance(state, Record) else None, item)
+                self._fold_record(name, state if isinstance(state, Record) else None, item)
                 return ModelTouched(seq=item.seq, model=name)
             case "replica":
                 replica_id = item.key[1]
@@ -206,7 +206,10 @@ class Table:
                 if not known and before is not None:
                     return None
                 after = state if isinstance(state, Replica) else None
-                self._put_replica(replica_id, before, after)
+                if after is None:
+                    self._drop_replica(replica_id)
+                else:
+                    self.put_replica(after)
                 return ReplicaChanged(seq=item.seq, before=before, after=after)
             case "nodestate":
                 node = item.key[0]
@@ -223,21 +226,31 @@ class Table:
                 self.unknown_events += 1
                 return None
 
-    def _put_model(self, name: str, model: Model | None, item: Recorded) -> None:
-        before = self.models.pop(name, None)
-        if before is not None:
-            for alias in before.model.aliases:
-                # An alias that moved to another model in the same batch belongs to that one now.
-                if self.aliases.get(alias) == name:
-                    del self.aliases[alias]
-        if model is not None:
-            same = before is not None and before.model.incarnation == model.incarnation
-            created = before.created if before is not None and same else item.time
-            self.models[name] = ModelEntry(model=model, created=created, seq=item.seq)
-            self.aliases.update(dict.fromkeys(model.aliases, name))
-        self._routable.pop(name, None)
+    def put_model(self, entry: ModelEntry) -> None:
+        """Sets one catalog entry and its aliases in place of what it had before."""
+        name = entry.model.name
+        self._drop_model(name)
+        self.models[name] = entry
+        self.aliases.update(dict.fromkeys(entry.model.aliases, name))
 
-    def _put_record(self, name: str, record: Record | None, item: Recorded) -> None:
+    def put_replica(self, replica: Replica) -> None:
+        """Sets one replica; one that is over leaves no trace: its id never comes back."""
+        self._drop_replica(replica.id)
+        if replica.phase not in TERMINAL_PHASES:
+            self.replicas[replica.id] = replica
+            self._of_model.setdefault(replica.model, {})[replica.id] = replica
+            self._routable.pop(replica.model, None)
+
+    def _fold_model(self, name: str, model: Model | None, item: Recorded) -> None:
+        if model is None:
+            self._drop_model(name)
+            return
+        before = self.models.get(name)
+        same = before is not None and before.model.incarnation == model.incarnation
+        created = before.created if before is not None and same else item.time
+        self.put_model(ModelEntry(model=model, created=created, seq=item.seq))
+
+    def _fold_record(self, name: str, record: Record | None, item: Recorded) -> None:
         if record is None:
             self.records.pop(name, None)
             return
@@ -247,21 +260,20 @@ class Table:
             cleared = item.seq
         self.records[name] = RecordEntry(record=record, cleared_seq=cleared)
 
-    def _put_replica(self, replica_id: str, before: Replica | None, after: Replica | None) -> None:
-        """Replicas that are over leave no trace: their ids never come back."""
-        if before is not None:
-            del self.replicas[replica_id]
-            self._drop_from_model(before)
-        if after is None:
-            return
-        self._routable.pop(after.model, None)
-        if after.phase not in TERMINAL_PHASES:
-            self.replicas[replica_id] = after
-            self._of_model.setdefault(after.model, {})[replica_id] = after
+    def _drop_model(self, name: str) -> None:
+        before = self.models.pop(name, None)
+        for alias in () if before is None else before.model.aliases:
+            # An alias that moved to another model in the same batch belongs to that one now.
+            if self.aliases.get(alias) == name:
+                del self.aliases[alias]
+        self._routable.pop(name, None)
 
-    def _drop_from_model(self, replica: Replica) -> None:
-        of_model = self._of_model.get(replica.model, {})
-        of_model.pop(replica.id, None)
+    def _drop_replica(self, replica_id: str) -> None:
+        before = self.replicas.pop(replica_id, None)
+        if before is None:
+            return
+        of_model = self._of_model[before.model]
+        del of_model[replica_id]
         if not of_model:
-            self._of_model.pop(replica.model, None)
-        self._routable.pop(replica.model, None)
+            del self._of_model[before.model]
+        self._routable.pop(before.model, None)

@@ -1,0 +1,251 @@
+"""Decides what happens to a request for a model: routed, made to wait, or told why not.
+
+Pure: facts and `now` in, a value out; the shell routes, joins or answers. It must not choose the
+replica (routing.py) nor whether a wish is sent (demand.py).
+"""
+
+from datetime import datetime
+from typing import assert_never
+
+from msgspec import Struct
+
+from gateway.domain.answers import (
+    Answer,
+    answer,
+    backoff_left_s,
+    load_left_s,
+    measured_load_s,
+    no_room_at_all,
+)
+from gateway.domain.demand import is_pending, is_refused
+from gateway.domain.table import ANY_SCOPE, ActivationEntry, Table
+from schemas.activation import Activation
+from schemas.codes import RefusalCode
+from schemas.model import Model
+from schemas.replica import Replica
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One of these, by routing.choose."""
+
+    model: Model
+    candidates: tuple[Replica, ...]
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """Join the waiting room of (model, scope)."""
+
+    model: Model
+    scope: str = ANY_SCOPE
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """What the gateway knows of itself. `synced`: the table holds the whole log, not a snapshot.
+
+    `ejected` are replicas that did not answer this gateway as they should; they are tried again by
+    its own probe, not by requests.
+    """
+
+    synced: bool
+    connected: bool
+    draining: bool = False
+    ejected: frozenset[str] = frozenset()
+
+
+def admit(
+    table: Table | None, name: str, path: str, standing: Standing, now: datetime
+) -> Route | Wait | Answer:
+    """What happens to a request for `path` that names `name`.
+
+    1. this gateway is stopping: `draining`
+    2. there is no table: `yard_unavailable`
+    3. no model or alias of that name: `model_not_found`, which only a synced table can say
+    4. the model is off: `model_off`, and never anything that could start it
+    5. a ready replica that answers this gateway and publishes the path: routed; when it is only
+       the path that is missing, waiting would not help: `route_not_forwarded`
+    6. the model was given up or refused, and that stands: that code, at once
+    7. it is being brought up: wait
+    8. NATS is away, so nobody can be asked to start it: `yard_unavailable`
+    9. wait, and ask for it
+    """
+    if standing.draining:  # 1
+        return answer("draining", "This gateway is shutting down; send the request again.")
+    if table is None:  # 2
+        return answer(
+            "yard_unavailable",
+            "This gateway has not read the yard's catalog yet; try again shortly.",
+        )
+    model = table.model(name)
+    if model is None:  # 3
+        return unknown(name, synced=standing.synced)
+    if model.scaling.max == 0:  # 4
+        return answer(
+            "model_off",
+            f"The model {model.name!r} is configured and switched off (max 0); "
+            "an operator can switch it on.",
+            param="model",
+        )
+    ready = table.routable(model.name)
+    if standing.ejected:
+        ready = tuple(r for r in ready if r.id not in standing.ejected)
+    if ready:  # 5
+        publishing = tuple(r for r in ready if path in r.paths)
+        if not publishing:
+            return answer("route_not_forwarded", f"The model {model.name!r} does not serve {path}.")
+        return Route(model=model, candidates=publishing)
+    entry = table.activation(model.name)
+    refused = standing_refusal(table, model.name, entry, now)
+    if refused is not None:  # 6
+        return refused
+    if is_pending(entry):  # 7
+        return Wait(model=model)
+    if not standing.connected:  # 8
+        return unavailable(model.name)
+    return Wait(model=model)  # 9
+
+
+def unknown(name: str, *, synced: bool) -> Answer:
+    """No such name; from a snapshot it may only be that the name is newer than the snapshot."""
+    if not synced:
+        return answer(
+            "yard_unavailable",
+            f"The model {name!r} is not in the catalog this gateway remembers, and the yard's log "
+            "cannot be read now; try again shortly.",
+        )
+    return answer("model_not_found", f"The model {name!r} does not exist.", param="model")
+
+
+def unavailable(model: str) -> Answer:
+    return answer(
+        "yard_unavailable",
+        f"The model {model!r} is not running and the control plane cannot be asked to start it "
+        "now; try again shortly.",
+    )
+
+
+def undecided(model: str) -> Answer:
+    return answer(
+        "yard_unavailable",
+        f"The model {model!r} is not running and no control plane decided to start it in time; "
+        "try again shortly.",
+    )
+
+
+def queue_full(table: Table, model: str, what: str, limit: int, now: datetime) -> Answer:
+    activation = table.activation(model).activation
+    return answer(
+        "queue_full",
+        f"As many requests wait for the model {model!r} as may (limit: {limit} {what}).",
+        retry_s=load_left_s(activation, table.record(model), now),
+    )
+
+
+def renewed_at_seq(table: Table, model: str) -> int:
+    """When something changed that makes an older refusal worthless: the entry, or its record's failures."""
+    entry = table.models.get(model)
+    record = table.records.get(model)
+    return max(entry.seq if entry else 0, record.cleared_seq if record else 0)
+
+
+def standing_refusal(
+    table: Table, model: str, entry: ActivationEntry, now: datetime
+) -> Answer | None:
+    """The answer of a refusal that still stands, else None."""
+    renewed = renewed_at_seq(table, model)
+    if is_refused(entry, now, renewed_at_seq=renewed):
+        assert entry.activation is not None
+        return refusal(table, entry.activation, now)
+    record = table.records.get(model)
+    quarantine = record.record.quarantined if record is not None else None
+    if quarantine is not None and quarantine.until > now and not is_pending(entry):
+        # The wish of a request cannot lift a quarantine, so it is not even sent.
+        return _quarantined(model, quarantine.reason, quarantine.until)
+    return None
+
+
+def refusal(table: Table, activation: Activation, now: datetime) -> Answer:
+    """What a refused activation tells those who waited for it and those who come while it stands."""
+    model = activation.model
+    record = table.record(model)
+    code: RefusalCode = activation.code or "start_failed"
+    reason = activation.reason or "no reason was given"
+    match code:
+        case "no_capacity":
+            return no_room_at_all(f"No card can hold the model {model!r}: {reason}")
+        case "start_failed":
+            return start_failed(model, reason, retry_s=backoff_left_s(activation, record, now))
+        case "model_quarantined":
+            until = (
+                record.quarantined.until if record and record.quarantined else activation.retry_at
+            )
+            return _quarantined(model, reason, until)
+        case "model_off":
+            return answer(
+                "model_off", f"The model {model!r} is switched off: {reason}", param="model"
+            )
+        case "model_not_found":
+            return answer("model_not_found", f"The model {model!r} does not exist.", param="model")
+        case "card_kept":
+            return answer("card_kept", f"The model {model!r} waits for a kept card: {reason}")
+        case _:
+            assert_never(code)
+
+
+def start_failed(model: str, reason: str, *, retry_s: float) -> Answer:
+    return answer("start_failed", f"The model {model!r} failed to start: {reason}", retry_s=retry_s)
+
+
+def _quarantined(model: str, reason: str, until: datetime | None) -> Answer:
+    when = f" until {until.isoformat(timespec='seconds')}" if until is not None else ""
+    return answer(
+        "model_quarantined",
+        f"The model {model!r} was given up after failed starts{when}: {reason}",
+        param="model",
+    )
+
+
+def timed_out(
+    table: Table, model: str, waited_s: float, now: datetime, *, scope: str = ANY_SCOPE
+) -> Answer:
+    """The wait ended: where the model is on its way, and when to come back.
+
+    1. in the queue for room: `no_capacity`, from the measured loads of those in the way
+    2. behind a card that is kept: `card_kept`
+    3. otherwise `model_loading`, with the time left of this load
+    """
+    activation = table.activation(model, scope).activation
+    record = table.record(model)
+    if activation is not None and activation.phase == "waiting":
+        behind = ", ".join(activation.waiting_for) or "room"
+        if activation.code == "card_kept":  # 2
+            return answer(
+                "card_kept",
+                f"The model {model!r} waited {waited_s:.0f} s for a card that is kept ({behind}).",
+            )
+        return answer(  # 1
+            "no_capacity",
+            f"The model {model!r} waited {waited_s:.0f} s in the queue for room (for {behind}).",
+            retry_s=_holders_s(table, activation, now),
+        )
+    left_s = load_left_s(activation, record, now)
+    where = f" on {activation.node}" if activation is not None and activation.node else ""
+    return answer(  # 3
+        "model_loading",
+        f"The model {model!r} is loading{where}; it was not ready after {waited_s:.0f} s, "
+        "try again later.",
+        retry_s=left_s,
+    )
+
+
+def _holders_s(table: Table, activation: Activation, now: datetime) -> float:
+    """The longest measured load among the models in the way, else a quarter of the time waited."""
+    loads: list[float] = []
+    for name in activation.waiting_for:
+        replica = table.replicas.get(name)
+        holder = replica.model if replica is not None else name
+        measured_s = measured_load_s(table.record(holder), None)
+        if measured_s is not None:
+            loads.append(measured_s)
+    if loads:
+        return max(loads)
+    return max(1.0, (now - activation.wanted_at).total_seconds() / 4)

@@ -1,0 +1,119 @@
+"""Decides what a method and a path mean to this gateway, and which model id a path spells.
+
+Matching is on the raw path, exactly: an engine is only ever sent one of the paths in `INFERENCE`, so no
+spelling of a management route (`//slots`, `%73lots`, `/v1/../slots`) can reach one. Pure.
+"""
+
+from typing import Final, Literal
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+Kind = Literal[
+    "inference",
+    "models",
+    "model",
+    "healthz",
+    "readyz",
+    "metrics",
+    "timeline",
+    "preflight",
+    "method_not_allowed",
+    "route_not_forwarded",
+    "bad_model_id",
+    "not_found",
+]
+
+INFERENCE: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""What a client may ask for; an engine gets it only if its replica publishes it too."""
+
+_OWN: Final[dict[str, Kind]] = {
+    "/v1/models": "models",
+    "/healthz": "healthz",
+    "/readyz": "readyz",
+    "/metrics": "metrics",
+    "/yard/timeline": "timeline",
+}
+
+_MODEL_PREFIX: Final = "/v1/models/"
+
+MANAGEMENT: Final = frozenset(
+    {
+        "apply-template",
+        "collective_rpc",
+        "completion",
+        "completions",
+        "detokenize",
+        "embedding",
+        "embeddings",
+        "infill",
+        "inference",
+        "invocations",
+        "is_sleeping",
+        "load",
+        "load_lora_adapter",
+        "lora-adapters",
+        "models",
+        "ping",
+        "props",
+        "rerank",
+        "reset_prefix_cache",
+        "server_info",
+        "shutdown",
+        "sleep",
+        "slots",
+        "tokenize",
+        "unload_lora_adapter",
+        "wake_up",
+    }
+)
+"""First segments of engines' own routes: told apart from a typo by 403 instead of 404."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """What was asked for. `model` is the decoded id of `/v1/models/<id>`, `allow` the methods of a 405."""
+
+    kind: Kind
+    model: str = ""
+    allow: str = ""
+
+
+def place_of(method: str, path: str) -> Place:
+    """What `method` on the raw `path` (no query) means.
+
+    1. OPTIONS on any path: a preflight
+    2. an inference path: POST only
+    3. a path of the gateway's own: GET and HEAD only
+    4. `/v1/models/<id>`: the id is everything behind, slashes included, percent-decoded once
+    5. anything else below /v1, or a route engines have: not forwarded
+    6. not found
+    """
+    if method == "OPTIONS":  # 1
+        return Place(kind="preflight")
+    if path in INFERENCE:  # 2
+        if method != "POST":
+            return Place(kind="method_not_allowed", allow="POST")
+        return Place(kind="inference")
+    own = _OWN.get(path)
+    if own is not None or (path.startswith(_MODEL_PREFIX) and path != _MODEL_PREFIX):
+        if method not in ("GET", "HEAD"):
+            # DELETE /v1/models/<id> is OpenAI's way to remove a model: not through here.
+            return Place(kind="method_not_allowed", allow="GET, HEAD")
+        if own is not None:  # 3
+            return Place(kind=own)
+        name = decode_model_id(path[len(_MODEL_PREFIX) :])  # 4
+        return Place(kind="bad_model_id") if name is None else Place(kind="model", model=name)
+    first = path.lstrip("/").split("/", 1)[0].lower()
+    if first in ("v1", "v2") or first in MANAGEMENT:  # 5
+        return Place(kind="route_not_forwarded")
+    return Place(kind="not_found")  # 6
+
+
+def decode_model_id(raw: str) -> str | None:
+    """The id a path segment spells: `a%2Fb` and `a/b` are both `a/b`; None: not UTF-8, or empty."""
+    try:
+        # surrogateescape undoes a latin-1 or escaped reading of raw bytes on the request line.
+        name = unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return name or None

@@ -1,0 +1,141 @@
+"""Tells how each model of the catalog stands, in the shape of OpenAI's model list with fields of our own.
+
+A query: it reads the table and changes nothing, so listing models can never start one or keep it
+awake. Pure.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from gateway.domain.admission import standing_refusal
+from gateway.domain.answers import load_left_s
+from gateway.domain.table import ModelEntry, Table
+
+ModelStatus = Literal[
+    "off",
+    "ready",
+    "draining",
+    "wanted",
+    "placing",
+    "waiting",
+    "loading",
+    "refused",
+    "quarantined",
+    "idle",
+]
+
+
+class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of `GET /v1/models`. `id` is the name it was asked by, `model` the catalog name.
+
+    `reason` and `code` belong to refused and quarantined, `retry_after_s` to those and to a load.
+    """
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    status: ModelStatus
+    model: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    context_length: int | None = None
+    max_output: int | None = None
+    replicas_ready: int = 0
+    waiting: int = 0
+    code: str | None = None
+    reason: str | None = None
+    retry_after_s: int | None = None
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """The body of `GET /v1/models`. `stale`: from a snapshot, the log was not read yet."""
+
+    data: tuple[ModelCard, ...]
+    object: str = "list"
+    stale: bool = False
+
+
+def model_card(
+    table: Table,
+    entry: ModelEntry,
+    now: datetime,
+    *,
+    asked_as: str | None = None,
+    waiting: int = 0,
+    ejected: frozenset[str] = frozenset(),
+) -> ModelCard:
+    """How one model stands."""
+    model = entry.model
+    ready = [r for r in table.routable(model.name) if r.id not in ejected]
+    status, code, reason, retry_after_s = _standing(table, entry, now, ready_count=len(ready))
+    return ModelCard(
+        id=asked_as or model.name,
+        object="model",
+        created=int(entry.created.timestamp()),
+        owned_by="modelyard",
+        status=status,
+        model=model.name,
+        aliases=model.aliases,
+        description=model.description,
+        context_length=model.context_length,
+        max_output=model.max_output,
+        replicas_ready=len(ready),
+        waiting=waiting,
+        code=code,
+        reason=reason,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _standing(
+    table: Table, entry: ModelEntry, now: datetime, *, ready_count: int
+) -> tuple[ModelStatus, str | None, str | None, int | None]:
+    """Status, code, reason, seconds to come back in; the first that applies:
+
+    1. off  2. ready  3. refused or quarantined, while that stands  4. the phase of its activation
+    5. a replica on its way that no demand asked for (min)  6. draining  7. idle
+    """
+    name = entry.model.name
+    if entry.model.scaling.max == 0:  # 1
+        return "off", None, None, None
+    if ready_count:  # 2
+        return "ready", None, None, None
+    head = table.activation(name)
+    refused = standing_refusal(table, name, head, now)
+    if refused is not None:  # 3
+        status: ModelStatus = "quarantined" if refused.code == "model_quarantined" else "refused"
+        return status, refused.code, refused.message, refused.retry_after_s
+    if head.activation is not None:  # 4
+        left_s = round(load_left_s(head.activation, table.record(name), now))
+        match head.activation.phase:
+            case "wanted" | "placing" | "waiting" | "loading" as phase:
+                return phase, None, head.activation.reason or None, left_s
+            case "ready" | "refused" | "idle":
+                pass
+    phases = {r.phase for r in table.replicas_of(name)}
+    if phases & {"waiting", "fetching", "starting"}:  # 5
+        return "loading", None, None, None
+    if "draining" in phases:  # 6
+        return "draining", None, None, None
+    return "idle", None, None, None  # 7
+
+
+def model_list(
+    table: Table,
+    now: datetime,
+    *,
+    waiting: dict[str, int],
+    stale: bool = False,
+    ejected: frozenset[str] = frozenset(),
+) -> ModelList:
+    """Every model of the catalog, by name; aliases are fields of theirs, not entries."""
+    return ModelList(
+        data=tuple(
+            model_card(table, entry, now, waiting=waiting.get(name, 0), ejected=ejected)
+            for name, entry in sorted(table.models.items())
+        ),
+        stale=stale,
+    )
