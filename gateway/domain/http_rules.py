@@ -1,0 +1,280 @@
+"""Decides what a message's headers mean and which of them travel on: framing, keep-alive, hop-by-hop.
+
+It never touches a socket or a parser: bytes and lists in, values out. A message whose framing could
+be read in two ways is refused here, because two readers of one connection would then disagree.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from msgspec import Struct
+
+HeaderList = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, values as sent; order and repetitions kept."""
+
+NO_BODY: Final = 0
+UNTIL_CLOSE: Final = -1
+CHUNKED: Final = -2
+"""A framing is one int: a positive one is the Content-Length."""
+
+MAX_LENGTH_DIGITS: Final = 15
+
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+
+_NOT_TO_ENGINE: Final = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"authorization",  # the client's key is ours; the engine gets its own
+    b"x-api-key",
+    b"api-key",
+    b"cookie",
+    b"accept-encoding",  # answers are rewritten and relayed as they are, so never compressed
+    b"x-request-id",
+}
+
+_NOT_TO_CLIENT: Final = HOP_BY_HOP | {
+    b"content-length",
+    b"x-request-id",
+    b"set-cookie",  # engines share one origin at the gateway
+    b"alt-svc",
+}
+
+SSE_HEADERS: Final = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Without them a buffering proxy in front of the gateway would hold a stream back."""
+
+_SSE_OWN: Final = frozenset(name for name, _ in SSE_HEADERS)
+
+STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+
+
+class Headers:
+    """The headers of one message: `items` in the order sent, names in lower case."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[tuple[bytes, bytes]] | None = None) -> None:
+        self.items: list[tuple[bytes, bytes]] = [] if items is None else items
+
+    def get(self, name: bytes, default: bytes | None = None) -> bytes | None:
+        """The first value of `name` (in lower case), else `default`."""
+        for key, value in self.items:
+            if key == name:
+                return value
+        return default
+
+    def get_all(self, name: bytes) -> list[bytes]:
+        """Every value of `name`, in order."""
+        return [value for key, value in self.items if key == name]
+
+    def __repr__(self) -> str:
+        # Values may be secrets: a log line with a request in it must not carry them.
+        return f"Headers({[name.decode('latin-1') for name, _ in self.items]})"
+
+
+class FramingRefused(Struct, frozen=True, kw_only=True):
+    """Why the framing of a message is not accepted; the connection must be closed."""
+
+    reason: str
+
+
+def _length(values: list[bytes]) -> int | FramingRefused:
+    """The one Content-Length; refused when repeated (even equal ones), signed, a list or absurd."""
+    if len(values) != 1:
+        return FramingRefused(reason="Content-Length is given more than once")
+    value = values[0]
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
+        return FramingRefused(reason="Content-Length is not a plain number")
+    return int(value)
+
+
+def request_framing(headers: HeaderList, version: str) -> int | FramingRefused:
+    """How the body of a request ends.
+
+    1. Transfer-Encoding beside Content-Length, or given twice, or anything but plain `chunked`, or
+       on HTTP/1.0: refused. 2. `chunked`: CHUNKED. 3. one plain Content-Length: that, 0 is NO_BODY.
+    4. neither: NO_BODY.
+    """
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    for name, value in headers:
+        if name == b"content-length":
+            lengths.append(value)
+        elif name == b"transfer-encoding":
+            encodings.append(value)
+    if encodings:  # 1
+        if lengths:
+            return FramingRefused(reason="Transfer-Encoding and Content-Length exclude each other")
+        if len(encodings) > 1 or encodings[0].strip().lower() != b"chunked":
+            return FramingRefused(reason="the only Transfer-Encoding understood is `chunked`")
+        if version != "1.1":
+            return FramingRefused(reason="Transfer-Encoding needs HTTP/1.1")
+        return CHUNKED  # 2
+    if lengths:
+        return _length(lengths)  # 3
+    return NO_BODY  # 4
+
+
+def response_framing(method: str, status: int, headers: HeaderList) -> int | FramingRefused:
+    """How the body of an engine's answer ends.
+
+    1. HEAD, 204, 304 (and 1xx): NO_BODY whatever the headers say. 2. both framings or an unknown
+    Transfer-Encoding: refused. 3. `chunked`. 4. a Content-Length. 5. neither: UNTIL_CLOSE.
+    """
+    if method == "HEAD" or status in (204, 304) or status < 200:  # 1
+        return NO_BODY
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    for name, value in headers:
+        if name == b"content-length":
+            lengths.append(value)
+        elif name == b"transfer-encoding":
+            encodings.append(value)
+    if encodings:
+        if lengths:  # 2
+            return FramingRefused(reason="Transfer-Encoding and Content-Length exclude each other")
+        if len(encodings) > 1 or encodings[0].strip().lower() != b"chunked":
+            return FramingRefused(reason="an unknown Transfer-Encoding")
+        return CHUNKED  # 3
+    if lengths:
+        return _length(lengths)  # 4
+    return UNTIL_CLOSE  # 5
+
+
+def keeps_alive(version: str, headers: HeaderList) -> bool:
+    """Whether the sender of this message leaves the connection open after it."""
+    keep = version == "1.1"
+    for name, value in headers:
+        if name == b"connection":
+            tokens = value.lower()
+            if b"close" in tokens:
+                return False
+            if b"keep-alive" in tokens:
+                keep = True
+    return keep
+
+
+def split_target(target: bytes) -> tuple[str, bytes] | None:
+    """Raw path and query of a request target; None for one that names no path of ours.
+
+    Origin form, absolute form (its authority is not looked at) and `*`. Escapes stay as they are:
+    two different targets must not become the same path here.
+    """
+    if not target.startswith(b"/"):
+        if target == b"*":
+            return "*", b""
+        scheme, separator, rest = target.partition(b"://")
+        if not separator or scheme.lower() not in (b"http", b"https"):
+            return None
+        slash = rest.find(b"/")
+        target = rest[slash:] if slash >= 0 else b"/"
+    if b"#" in target:
+        return None
+    path, _, query = target.partition(b"?")
+    try:
+        return path.decode("ascii"), query
+    except UnicodeDecodeError:
+        return None
+
+
+def _connection_named(headers: HeaderList) -> frozenset[bytes]:
+    """Header names the sender's Connection header declares to be for this hop only."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(named - {b"close", b"keep-alive", b""})
+
+
+def engine_request_headers(
+    client: HeaderList, *, engine_key: str | None = None, extra: HeaderList = ()
+) -> list[tuple[bytes, bytes]]:
+    """The headers of a client's request that go on to an engine.
+
+    Hop-by-hop ones, the client's own credentials and everything in our namespace (`x-yard-*`) stay
+    behind; Host and framing are the client's affair (gateway/http/client.py adds them). `engine_key`
+    becomes the bearer token.
+    """
+    named = _connection_named(client)
+    out = [
+        (name, value)
+        for name, value in client
+        if name not in _NOT_TO_ENGINE and name not in named and not name.startswith(b"x-yard-")
+    ]
+    if engine_key is not None:
+        out.append((b"authorization", b"Bearer " + engine_key.encode("ascii")))
+    out.extend(extra)
+    return out
+
+
+def client_response_headers(engine: HeaderList, *, sse: bool) -> list[tuple[bytes, bytes]]:
+    """The headers of an engine's answer that go on to the client, without any framing.
+
+    CORS is the gateway's to answer (two Access-Control-Allow-Origin make a browser refuse both);
+    for SSE the headers that keep proxies from buffering replace the engine's.
+    """
+    named = _connection_named(engine)
+    out: list[tuple[bytes, bytes]] = []
+    for name, value in engine:
+        if name in _NOT_TO_CLIENT or name in named:
+            continue
+        if name.startswith((b"x-yard-", b"access-control-")) or (sse and name in _SSE_OWN):
+            continue
+        out.append((name, value))
+    if sse:
+        out.extend(SSE_HEADERS)
+    return out
+
+
+def is_sse(headers: HeaderList) -> bool:
+    """Whether a body is a stream of server-sent events."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value[:17].lower() == b"text/event-stream"
+    return False
+
+
+def render_head(status: int, headers: HeaderList) -> bytes:
+    """A response head with its final empty line; ValueError for a value that would split it."""
+    line = STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    if not headers:
+        return line + b"\r\n"
+    fields = b"\r\n".join([b"%b: %b" % header for header in headers])
+    # One look over the joined block: it may hold no more line ends than it was joined with.
+    joints = len(headers) - 1
+    if fields.count(b"\n") != joints or fields.count(b"\r") != joints:
+        raise ValueError("a header value holds a line end")
+    return b"%b%b\r\n\r\n" % (line, fields)
+
+
+_TOKEN: Final = frozenset(
+    b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+
+
+def check_header(name: bytes, value: bytes) -> None:
+    """Raises ValueError for a header that a head must not carry: a bad name, CR, LF or NUL inside."""
+    if not name or not _TOKEN.issuperset(name):
+        raise ValueError(f"not a header name: {name!r}")
+    if b"\r" in value or b"\n" in value or b"\0" in value:
+        raise ValueError(f"the value of {name.decode()} holds a line end or NUL")

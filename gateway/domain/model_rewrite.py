@@ -1,0 +1,201 @@
+"""Replaces the value of the top-level `model` in JSON and in SSE, and leaves every other byte alone.
+
+A request for an alias goes to the engine under the engine's name; its answer names what the client
+asked for. It never re-encodes a document: number formats, key order and spacing are the sender's.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
+_COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_STRUCTURE: Final = re.compile(rb'["{}\[\]]')
+_STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+MAX_HELD: Final = 64 * 1024
+"""What a rewriter holds back at most, waiting for the end of an event or a token."""
+
+Span = tuple[int, int]
+
+
+def model_spans(document: bytes, start: int = 0) -> list[Span]:
+    """Where the values of top-level `model` strings lie, quotes included; all, if it is repeated.
+
+    `document` is valid JSON from `start` (the caller decoded it, or does not care). Keys written
+    with escapes count: a JSON reader cannot tell them apart.
+    """
+    spans: list[Span] = []
+    depth = 0
+    position = start
+    while (token := _TOKEN.search(document, position)) is not None:
+        position = token.end()
+        first = document[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth <= 0:
+                break
+        elif depth == 1 and (colon := _COLON.match(document, position)) is not None:
+            position = colon.end()
+            if _names_model(token.group()):
+                value = _TOKEN.match(document, position)
+                if value is not None and document[position] == 0x22:
+                    spans.append(value.span())
+                    position = value.end()
+    return spans
+
+
+def _names_model(key: bytes) -> bool:
+    if b"\\" not in key:
+        return key == b'"model"'
+    try:
+        return msgspec.json.decode(key, type=str) == "model"
+    except msgspec.DecodeError:
+        return False
+
+
+def patch(document: bytes, spans: list[Span], value: bytes) -> bytes:
+    """`document` with every span replaced by `value`."""
+    pieces: list[bytes] = []
+    position = 0
+    for start, end in spans:
+        pieces.append(document[position:start])
+        pieces.append(value)
+        position = end
+    pieces.append(document[position:])
+    return b"".join(pieces)
+
+
+def replace_model(document: bytes, name: str) -> bytes:
+    """The JSON `document` naming `name` as its model; the same bytes when it names none."""
+    return patch(document, model_spans(document), msgspec.json.encode(name))
+
+
+class JsonModelRewriter:
+    """Rewrites a JSON answer piece by piece, holding back at most one short string.
+
+    `feed` returns what may go on; `finish` the rest.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._value = msgspec.json.encode(name)
+        self._depth = 0
+        self._held = b""
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, block: bytes) -> bytes:
+        """The rewritten bytes that are certain by now."""
+        data = self._held + block
+        self._held = b""
+        out: list[bytes] = []
+        position = done = 0
+        while True:
+            if self._in_string:
+                end = self._string_end(data, position)
+                if end < 0:
+                    break
+                position = end
+            token = _STRUCTURE.search(data, position)
+            if token is None:
+                break
+            start = token.start()
+            position = start + 1
+            first = data[start]
+            if first in b"{[":
+                self._depth += 1
+            elif first in b"}]":
+                self._depth -= 1
+            elif self._depth != 1:
+                self._in_string, self._escaped = True, False
+            else:
+                step = self._top_level_string(data, start)
+                if step is None:
+                    # The string, or what tells a key from a value, is not all here yet.
+                    if len(data) - start <= MAX_HELD:
+                        self._held = data[start:]
+                        out.append(data[done:start])
+                        return b"".join(out)
+                    self._in_string, self._escaped = True, False
+                    continue
+                position, span = step
+                if span is not None:
+                    out.append(data[done : span[0]])
+                    out.append(self._value)
+                    done = span[1]
+        out.append(data[done:])
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """What was held back: a document that ended in the middle of a string is passed on as is."""
+        held, self._held = self._held, b""
+        return held
+
+    def _string_end(self, data: bytes, position: int) -> int:
+        """Offset behind the string we are in, -1 (state kept) when it goes on."""
+        if self._escaped and position < len(data):
+            position += 1
+            self._escaped = False
+        match = _STRING_END.match(data, position)
+        if match is not None:
+            self._in_string = False
+            return match.end()
+        tail = len(data)
+        while tail > position and data[tail - 1] == 0x5C:
+            tail -= 1
+        self._escaped = self._escaped or (len(data) - tail) % 2 == 1
+        return -1
+
+    def _top_level_string(self, data: bytes, start: int) -> tuple[int, Span | None] | None:
+        """Offset to go on from and the span to replace; None when more bytes are needed."""
+        token = _TOKEN.match(data, start)
+        if token is None:
+            return None
+        colon = _COLON.match(data, token.end())
+        if colon is None:
+            rest = data[token.end() :]
+            return None if not rest.strip(b" \t\r\n") else (token.end(), None)
+        if not _names_model(token.group()):
+            return colon.end(), None
+        if colon.end() == len(data):
+            return None
+        if data[colon.end()] != 0x22:
+            return colon.end(), None
+        value = _TOKEN.match(data, colon.end())
+        return None if value is None else (value.end(), value.span())
+
+
+class SseModelRewriter:
+    """Rewrites the `model` in the JSON of `data:` lines, event by event."""
+
+    def __init__(self, name: str) -> None:
+        self._value = msgspec.json.encode(name)
+        self._held = b""
+
+    def feed(self, block: bytes) -> bytes:
+        """All complete lines, rewritten; an unfinished one is held back up to 64 KiB."""
+        data = self._held + block
+        cut = data.rfind(b"\n") + 1
+        if cut == 0 and len(data) > MAX_HELD:
+            cut = len(data)
+        self._held = data[cut:]
+        return self._lines(data[:cut]) if cut else b""
+
+    def finish(self) -> bytes:
+        """The unfinished last line."""
+        held, self._held = self._held, b""
+        return self._lines(held)
+
+    def _lines(self, data: bytes) -> bytes:
+        if b"model" not in data and b"\\u" not in data:
+            return data
+        return b"".join([self._line(line) for line in data.splitlines(keepends=True)])
+
+    def _line(self, line: bytes) -> bytes:
+        if not line.startswith(b"data:"):
+            return line
+        spans = model_spans(line, 5)
+        return patch(line, spans, self._value) if spans else line
