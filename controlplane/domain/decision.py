@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from events.log import StoredCommand
 from schemas.beacons import EngineCounters
-from schemas.commands import Outcome
+from schemas.commands import Outcome, Problem
 from schemas.messages import Event, State
 
 
@@ -38,6 +38,14 @@ class Decision(Struct, frozen=True, kw_only=True):
     actor: str = "system:control"
     correlationid: str | None = None
     outcome: Outcome | None = None
+
+
+class Rejected(Struct, frozen=True, kw_only=True):
+    """A command refused: `code` is one of schemas/codes.py, `sentence` is for the person who sent it."""
+
+    code: str
+    sentence: str
+    problems: tuple[Problem, ...] = ()
 
 
 class GatewayLive(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,204 @@
+"""Reads one catalog entry as a person wrote it: a checked entry, or everything that is wrong with it.
+
+It does not know the other entries; catalog.py decides what an entry does to them. Absent scaling means
+off (A6), 0/0 stays off (A5), and only an absent `max` is filled in, never a zero one (A7).
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from controlplane.domain.fields import Fields, shown
+from controlplane.domain.profiles import read_profile
+from controlplane.domain.quantities import DURATION, read_seconds, show_bytes
+from schemas import codes
+from schemas.commands import Problem
+from schemas.model import Model, Profile, Scaling
+
+NAME_LENGTH: Final = 200
+"""Characters of a name: percent-encoded it still fits a subject."""
+
+ENTRY_BYTES: Final = 8192
+"""Every event carries the whole entry; a state is at most this large."""
+
+_NEEDS_MIRROR: Final = "needs the mirror"
+_HF: Final = re.compile(
+    r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(/[^\s/][^\s]*)?", re.ASCII
+)
+_UNWRITABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode categories no name may hold: controls, lone surrogates, line and paragraph breaks."""
+
+
+class ParsedEntry(Struct, frozen=True, kw_only=True):
+    """A checked entry: a Model before it has an incarnation and a place in the order."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    source: str = ""
+    context_length: int | None = None
+    max_output: int | None = None
+    scaling: Scaling = Scaling()
+    profiles: tuple[Profile, ...] = ()
+
+    def as_model(self, *, incarnation: str, order: int) -> Model:
+        return Model(
+            name=self.name,
+            incarnation=incarnation,
+            aliases=self.aliases,
+            description=self.description,
+            source=self.source,
+            context_length=self.context_length,
+            max_output=self.max_output,
+            scaling=self.scaling,
+            profiles=self.profiles,
+            order=order,
+        )
+
+
+def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
+    """The entry, or every problem with it; `path` is where it stands, e.g. `[0]`."""
+    problems: list[Problem] = []
+    fields = Fields(raw, path, problems)
+    if not fields.readable:
+        return tuple(problems)
+    name = fields.take_text("name", required=True)
+    if fields.has("name") and isinstance(fields.take("name"), str):
+        _check_name(fields, "name", name)
+    aliases = fields.take_texts("aliases")
+    for index, alias in enumerate(aliases):
+        _check_name(fields, f"aliases[{index}]", alias)
+        if alias == name:
+            fields.refuse(f"aliases[{index}]", "an alias must differ from the name")
+        elif alias in aliases[:index]:
+            fields.refuse(f"aliases[{index}]", f"the alias {alias!r} is given twice")
+    description = fields.take_text("description")
+    source = fields.take_text("source")
+    _check_source(fields, source)
+    context_length = _optional_count(fields, "context_length")
+    max_output = _optional_count(fields, "max_output")
+    if context_length is not None and max_output is not None and max_output > context_length:
+        fields.refuse(
+            "max_output", f"expected at most context_length ({context_length}), got {max_output}"
+        )
+    scaling = _scaling(fields, problems)
+    profiles = _profiles(fields, source, problems)
+    fields.close()
+    if problems:
+        return tuple(problems)
+    entry = ParsedEntry(
+        name=name,
+        aliases=aliases,
+        description=description,
+        source=source,
+        context_length=context_length,
+        max_output=max_output,
+        scaling=scaling,
+        profiles=profiles,
+    )
+    size = len(msgspec.json.encode(entry))
+    if size > ENTRY_BYTES:
+        limit = show_bytes(ENTRY_BYTES)
+        sentence = f"the entry is {show_bytes(size)} large; every event carries it, at most {limit}"
+        return (Problem(path=path, sentence=sentence),)
+    return entry
+
+
+def code_of(problems: Sequence[Problem]) -> str:
+    """The rejection's code: `needs_mirror` when nothing else is wrong, else `invalid`."""
+    if all(problem.sentence.startswith(_NEEDS_MIRROR) for problem in problems):
+        return codes.NEEDS_MIRROR
+    return codes.INVALID
+
+
+def check_scaling(minimum: int, maximum: int) -> str | None:
+    """What is wrong with this pair of limits, None when nothing is."""
+    if maximum < minimum:
+        return (
+            f"max ({maximum}) is below min ({minimum}); "
+            "give a max of at least min, or leave max out to keep exactly min"
+        )
+    return None
+
+
+def _optional_count(fields: Fields, field: str) -> int | None:
+    given = fields.take_int(field, default=0, low=1)
+    return given or None
+
+
+def _check_name(fields: Fields, field: str, name: str) -> None:
+    if not 1 <= len(name) <= NAME_LENGTH:
+        fields.refuse(field, f"expected 1 to {NAME_LENGTH} characters, got {len(name)}")
+    elif any(unicodedata.category(character) in _UNWRITABLE for character in name):
+        fields.refuse(field, "expected a name without control characters or line breaks")
+    elif name != name.strip():
+        fields.refuse(field, "expected a name without spaces at its ends")
+
+
+def _check_source(fields: Fields, source: str) -> None:
+    """An absolute path; URLs and hf:// are understood, but only a mirror can fetch them."""
+    if not fields.has("source") or not isinstance(fields.take("source"), str):
+        return
+    expected = "expected an absolute path on the node, an http(s):// URL or hf://owner/repo/file"
+    if any(unicodedata.category(character) in _UNWRITABLE for character in source):
+        fields.refuse("source", f"{expected}, without control characters")
+    elif source.startswith(("http://", "https://")):
+        try:
+            host = urlsplit(source).hostname
+        except ValueError:
+            host = None
+        sentence = (
+            f"{_NEEDS_MIRROR}: this version reads {shown(source)} from no URL, only from a path"
+        )
+        fields.refuse("source", sentence if host else f"{expected}, got {shown(source)}")
+    elif source.startswith("hf://"):
+        sentence = (
+            f"{_NEEDS_MIRROR}: this version reads {shown(source)} from no hub, only from a path"
+        )
+        well_formed = _HF.fullmatch(source) is not None
+        fields.refuse("source", sentence if well_formed else f"{expected}, got {shown(source)}")
+    elif not source.startswith("/"):
+        fields.refuse("source", f"{expected}, got {shown(source)}")
+
+
+def _scaling(fields: Fields, problems: list[Problem]) -> Scaling:
+    given: Any = fields.take("scaling")
+    if not fields.has("scaling"):
+        return Scaling()
+    inner = Fields(given, fields.at("scaling"), problems)
+    if not inner.readable:
+        return Scaling()
+    before = len(problems)
+    minimum = inner.take_int("min", default=0, low=0)
+    maximum = inner.take_int("max", default=minimum, low=0)
+    idle_timeout_s = inner.take_quantity(
+        "idle_timeout", read_seconds, f"{DURATION}; 0 = never", default=900.0
+    )
+    inner.close()
+    if len(problems) == before:
+        wrong = check_scaling(minimum, maximum)
+        if wrong is not None:
+            inner.refuse("max", wrong)
+    return Scaling(min=minimum, max=max(minimum, maximum), idle_timeout_s=idle_timeout_s)
+
+
+def _profiles(fields: Fields, source: str, problems: list[Problem]) -> tuple[Profile, ...]:
+    given = fields.take("profiles")
+    if not isinstance(given, list) or not given:
+        got = f", got {shown(cast('object', given))}" if fields.has("profiles") else ""
+        fields.refuse("profiles", f"expected a list of at least one profile{got}")
+        return ()
+    found: list[Profile] = []
+    for index, raw in enumerate(cast("list[Any]", given)):
+        profile = read_profile(raw, fields.at(f"profiles[{index}]"), source, problems)
+        if profile is None:
+            continue
+        if profile.name and profile.name in {other.name for other in found}:
+            fields.refuse(f"profiles[{index}].name", f"the profile {profile.name!r} is given twice")
+        found.append(profile)
+    return tuple(found)

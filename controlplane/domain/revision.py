@@ -1,0 +1,34 @@
+"""Names what a running engine depends on, so that an edit restarts exactly the replicas it concerns.
+
+Scaling, weight, priority, aliases and texts are left out: they take effect without a restart.
+"""
+
+import hashlib
+
+import msgspec
+
+from schemas.model import Model, Profile
+
+
+def profile_revision(model: Model, profile: Profile) -> str:
+    """Twelve hex digits that change when the engine would have to be started or placed anew.
+
+    In it: the name it serves under, the weights, the engine with its arguments and environment, and what
+    decides where it may be and how much it reserves. How long a start may take and where its health is
+    asked matter to the next start only.
+    """
+    facts = (
+        model.name,
+        model.source,
+        profile.name,
+        profile.engine,
+        profile.args,
+        profile.command,
+        profile.key_env,
+        sorted(profile.env.items(), key=lambda item: item[0]),
+        profile.memory_bytes,
+        profile.card,
+        profile.cards,
+        profile.exclusive,
+    )
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]
