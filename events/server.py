@@ -4,6 +4,7 @@ It does not supervise it: `yardctl up` and the tests do, each in their own way.
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -94,6 +95,8 @@ async def answers(host: str, port: int, timeout_s: float) -> bool:
             line = b""
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         if line.startswith(b"INFO "):
             return True
         await asyncio.sleep(0.01)

@@ -1,0 +1,191 @@
+"""Keeps the processes of one yard running: starts them, restarts what ends, stops them in order.
+
+It decides nothing about models. Engines are no business of it but for one thing: as the subreaper it
+inherits launchers whose agent is gone, and buries them.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+RESTART_DELAYS_S: Final = (0.2, 1.0, 5.0)
+STEADY_S: Final = 60.0
+"""After running this long an end starts again with the first delay."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's, so that it can bury them."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSpec:
+    """One process. `stop_signal` ends it politely, `orphan_signal` reaches it when the supervisor dies."""
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    stop_signal: int = signal.SIGTERM
+    orphan_signal: int = signal.SIGTERM
+    stop_grace_s: float = 15.0
+
+
+@dataclass(slots=True)
+class Supervised:
+    """A spec with its present process."""
+
+    spec: ServiceSpec
+    process: asyncio.subprocess.Process | None = None
+    task: asyncio.Task[None] | None = None
+    restarts: int = 0
+    stopping: bool = False
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Owns its processes. `say(sentence)` tells the person at the terminal; `changed()` after every start."""
+
+    def __init__(self, say: Callable[[str], None], changed: Callable[[], None]) -> None:
+        self._say = say
+        self._changed = changed
+        self._services: dict[str, Supervised] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service name, of those that run."""
+        return {
+            name: s.process.pid
+            for name, s in self._services.items()
+            if s.process is not None and s.process.returncode is None
+        }
+
+    async def start(self, spec: ServiceSpec) -> None:
+        """Starts it and keeps it; returns when the process exists."""
+        service = Supervised(spec=spec)
+        self._services[spec.name] = service
+        service.task = asyncio.create_task(self._keep(service), name=f"keep {spec.name}")
+        await service.started.wait()
+
+    async def _keep(self, service: Supervised) -> None:
+        spec = service.spec
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while not service.stopping:
+            begun = loop.time()
+            try:
+                service.process = await _spawn(spec)
+            except OSError as error:
+                self._say(f"{spec.name} cannot be started: {error}")
+                service.process = None
+            service.started.set()
+            self._changed()
+            status = -1 if service.process is None else await service.process.wait()
+            if service.stopping:
+                return
+            failures = 0 if loop.time() - begun > STEADY_S else failures
+            delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+            failures += 1
+            service.restarts += 1
+            self._say(
+                f"{spec.name} ended ({describe_status(status)}); started again in {delay:g} s"
+                f" (its log: {spec.log})"
+            )
+            await asyncio.sleep(delay)
+
+    async def stop(self, name: str, *, stop_signal: int | None = None) -> None:
+        """Ends one service: its signal, its grace, then SIGKILL. Nothing happens when it is not running."""
+        service = self._services.get(name)
+        if service is None:
+            return
+        service.stopping = True
+        process = service.process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(stop_signal or service.spec.stop_signal)
+            try:
+                await asyncio.wait_for(process.wait(), service.spec.stop_grace_s)
+            except TimeoutError:
+                self._say(f"{name} did not end within {service.spec.stop_grace_s:g} s; killed")
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if service.task is not None:
+            service.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await service.task
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything; for the impatient second Ctrl-C."""
+        for service in self._services.values():
+            service.stopping = True
+            if service.process is not None and service.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    service.process.kill()
+
+
+def describe_status(status: int) -> str:
+    """`exit code 1`, or `signal SIGKILL`."""
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-status).name}"
+    return f"exit code {status}"
+
+
+async def _spawn(spec: ServiceSpec) -> asyncio.subprocess.Process:
+    spec.log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+
+    def in_child() -> None:
+        # Own process group: a Ctrl-C at the terminal reaches the supervisor alone, which then stops
+        # everything in order. The death signal is lost if the parent died before prctl, hence the look.
+        os.setpgid(0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, spec.orphan_signal, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    with spec.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *spec.argv,
+            env={**os.environ, **spec.environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=in_child,  # runs between fork and exec only; this process has one thread
+        )
+
+
+def bury_orphans() -> list[int]:
+    """Reaps inherited children that are dead; returns their pids.
+
+    Told from the services by their session: launchers lead their own, services stay in ours. A service is
+    left to whoever waits for it.
+    """
+    own_session = os.getsid(0)
+    buried: list[int] = []
+    for entry in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            for pid in map(int, (entry / "children").read_text(encoding="ascii").split()):
+                with contextlib.suppress(OSError, ChildProcessError):
+                    if os.getsid(pid) == own_session:
+                        continue
+                    done, _ = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        buried.append(pid)
+    return buried
+
+
+def python_argv(module: str, *arguments: str) -> list[str]:
+    """This interpreter running a module of the yard."""
+    return [sys.executable, "-m", module, *arguments]

@@ -1,0 +1,439 @@
+"""`yardctl up`: starts a whole yard on this machine and keeps it until Ctrl-C.
+
+It only starts, watches and stops processes and prints where they are; whatever it knows of the yard it
+learns through the API like any client.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import httpx
+
+from controlplane.ctl.supervisor import (
+    ServiceSpec,
+    Supervisor,
+    become_subreaper,
+    bury_orphans,
+    python_argv,
+)
+from events.secrets import (
+    api_token_path,
+    ensure_node_secret,
+    ensure_secret,
+    read_secret,
+    yard_secret_path,
+)
+from events.server import ServerMissing, answers, command_line, prepare
+from events.settings import SettingsError, load, read_yaml
+
+NODE: Final = "local"
+HOST: Final = "127.0.0.1"
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+READY_TIMEOUT_S: Final = 60.0
+PORT_PATIENCE_S: Final = 15.0
+"""How long the processes of an `up` that was killed may take to let go of their ports."""
+
+
+class UpError(Exception):
+    """The yard cannot be started; the sentence says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """The flags of `yardctl up`. A port of 0 means any free one."""
+
+    data: Path
+    gateway_port: int = 8080
+    api_port: int = 8081
+    nats_port: int = 4222
+    catalog: Path | None = None
+    config: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yard:
+    """Where a started yard answers; written to DATA/yard.json."""
+
+    yard_id: str
+    data: Path
+    gateway_port: int
+    api_port: int
+    nats_port: int
+    monitoring_port: int
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{HOST}:{self.gateway_port}/v1"
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{HOST}:{self.api_port}"
+
+    @property
+    def nats_url(self) -> str:
+        return f"nats://{HOST}:{self.nats_port}"
+
+
+def lock_data(data: Path) -> IO[str]:
+    """Holds the data folder for one `up`. Raises UpError when another has it."""
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = (data / "up.lock").open("a+", encoding="ascii")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise UpError(
+            f"another `yardctl up` runs on {data}; stop it first, or give another folder with --data"
+        ) from error
+    return lock
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _port_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the servers do: an address in TIME_WAIT does not count as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                raise UpError(f"port {port} needs privileges; choose one above 1023") from error
+            return True
+        return False
+
+
+async def _choose_ports(options: UpOptions, patience_s: float) -> tuple[int, int, int]:
+    """The three ports, free. Waits a little for those a killed `up` of this folder still holds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    named = {
+        "--gateway-port": options.gateway_port,
+        "--api-port": options.api_port,
+        "--nats-port": options.nats_port,
+    }
+    fixed = [p for p in named.values() if p]
+    if len(set(fixed)) != len(fixed):
+        raise UpError("--gateway-port, --api-port and --nats-port must differ")
+    for flag, port in named.items():
+        while port and _port_taken(port):
+            if loop.time() > deadline:
+                raise UpError(
+                    f"port {port} is in use by another program; stop it or choose another with {flag}"
+                    " (0 = any free port)"
+                )
+            await asyncio.sleep(0.1)
+    chosen = [p or _free_port() for p in named.values()]
+    return chosen[0], chosen[1], chosen[2]
+
+
+def _yard_id(data: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads((data / "yard.json").read_text(encoding="utf-8"))["yard_id"])
+    return str(uuid.uuid4())
+
+
+def _old_services(data: Path) -> bool:
+    """Whether an earlier `up` of this folder left a yard.json, so that its ports may still be closing."""
+    return (data / "yard.json").exists()
+
+
+def write_yard_file(yard: Yard, pids: dict[str, int]) -> None:
+    """DATA/yard.json, replaced whole: ids, ports, pids; read by yardctl."""
+    document = {
+        "yard_id": yard.yard_id,
+        "gateway_port": yard.gateway_port,
+        "api_port": yard.api_port,
+        "nats_port": yard.nats_port,
+        "monitoring_port": yard.monitoring_port,
+        "up_pid": os.getpid(),
+        "pids": pids,
+    }
+    draft = yard.data / ".yard.json.new"
+    draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    draft.replace(yard.data / "yard.json")
+
+
+def _commands_allowed_by_file(config: Path | None) -> bool:
+    """Whether the file decides `nodeagent.allow_commands` itself; else `up` allows them on its own node."""
+    if config is None:
+        return False
+    try:
+        document = read_yaml(config.read_text(encoding="utf-8"), str(config))
+    except OSError as error:
+        raise UpError(f"cannot read {config}: {error.strerror}") from error
+    section = document.get("nodeagent") if isinstance(document, dict) else None
+    return isinstance(section, dict) and "allow_commands" in section
+
+
+def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, ServiceSpec]:
+    data = yard.data
+    logs = data / "logs"
+    config = ["--config", str(options.config.absolute())] if options.config else []
+    common = [*config, "--data", str(data), "--nats", yard.nats_url]
+    agent_environment = {}
+    if not _commands_allowed_by_file(options.config):
+        agent_environment["YARD_NODEAGENT_ALLOW_COMMANDS"] = "true"
+
+    def service(name: str, module: str, *arguments: str, **more: Any) -> ServiceSpec:
+        return ServiceSpec(
+            name=name,
+            argv=python_argv(module, *common, *arguments),
+            environment=more.pop("environment", {}),
+            log=logs / f"{name}.log",
+            **more,
+        )
+
+    return {
+        "nats": ServiceSpec(
+            name="nats",
+            argv=command_line(
+                configuration,
+                data / "nats" / "store",
+                host=HOST,
+                port=yard.nats_port,
+                monitoring_port=yard.monitoring_port,
+            ),
+            environment={},
+            log=logs / "nats.log",
+        ),
+        "controlplane": service(
+            "controlplane",
+            "controlplane",
+            "--listen",
+            f"{HOST}:{yard.api_port}",
+            "--id",
+            "cp-1",
+            environment={"YARD_ID": yard.yard_id},
+        ),
+        # Draining would keep the port from the successor; a gateway whose supervisor was killed just ends.
+        "gateway": service(
+            "gateway",
+            "gateway",
+            "--listen",
+            f"{HOST}:{yard.gateway_port}",
+            "--id",
+            "gw-1",
+            orphan_signal=signal.SIGKILL,
+            stop_grace_s=35.0,
+        ),
+        "nodeagent": service(
+            "nodeagent",
+            "nodeagent",
+            "--id",
+            NODE,
+            environment=agent_environment,
+            stop_grace_s=30.0,
+        ),
+    }
+
+
+async def _wait_for_node(yard: Yard, timeout_s: float) -> None:
+    """Returns once the API says that our node registered and the yard is ready. Raises UpError."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    token = read_secret(api_token_path(yard.data))
+    last = "the API did not answer"
+    async with httpx.AsyncClient(
+        base_url=yard.api_url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0
+    ) as client:
+        while loop.time() < deadline:
+            try:
+                answer = await client.get("/v1/nodes")
+                nodes = answer.json().get("data", []) if answer.status_code == 200 else []
+                last = f"the API answered {answer.status_code}" if not nodes else last
+                if any(n.get("id") == NODE and n.get("running") for n in nodes):
+                    ready = await client.get("/readyz")
+                    gateway = await client.get(f"http://{HOST}:{yard.gateway_port}/readyz")
+                    if ready.status_code == 200 and gateway.status_code == 200:
+                        return
+                    last = f"not ready: {ready.text.strip()[:200]} {gateway.text.strip()[:200]}"
+                elif answer.status_code == 200:
+                    last = "no node registered"
+            except (httpx.HTTPError, ValueError) as error:
+                last = f"{error.__class__.__name__}: {error}"
+            await asyncio.sleep(0.05)
+    raise UpError(
+        f"the yard did not become ready within {timeout_s:g} s ({last}); see the logs in {yard.data / 'logs'}"
+    )
+
+
+class RunningYard:
+    """A started yard: its addresses and the supervisor that keeps it."""
+
+    def __init__(self, yard: Yard, supervisor: Supervisor) -> None:
+        self.yard = yard
+        self.supervisor = supervisor
+
+    async def stop(self) -> None:
+        """Engines first, then the services in the order that lets each say goodbye to the log."""
+        await self.supervisor.stop("nodeagent", stop_signal=signal.SIGINT)
+        await self.supervisor.stop("gateway")
+        await self.supervisor.stop("controlplane")
+        await self.supervisor.stop("nats")
+        write_yard_file(self.yard, {})
+
+
+async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningYard:
+    """Starts everything and returns once a node registered. On failure nothing is left running."""
+    data = options.data
+    try:
+        load(options.config)
+    except SettingsError as error:
+        raise UpError(str(error)) from error
+    patience = PORT_PATIENCE_S if _old_services(data) else 0.0
+    gateway_port, api_port, nats_port = await _choose_ports(options, patience)
+    yard = Yard(
+        yard_id=_yard_id(data),
+        data=data,
+        gateway_port=gateway_port,
+        api_port=api_port,
+        nats_port=nats_port,
+        monitoring_port=_free_port(),
+    )
+    ensure_secret(yard_secret_path(data))
+    ensure_secret(api_token_path(data))
+    ensure_node_secret(data, NODE)
+    configuration = prepare(data, [NODE])
+    try:
+        specs = _specs(yard, options, configuration)
+    except ServerMissing as error:
+        raise UpError(str(error)) from error
+
+    def changed() -> None:
+        write_yard_file(yard, supervisor.pids)
+
+    supervisor = Supervisor(say, changed)
+    running = RunningYard(yard, supervisor)
+    try:
+        await supervisor.start(specs["nats"])
+        if not await answers(HOST, yard.nats_port, 15.0):
+            raise UpError(f"nats-server did not answer; see {data / 'logs' / 'nats.log'}")
+        for name in ("controlplane", "nodeagent", "gateway"):
+            await supervisor.start(specs[name])
+        await _wait_for_node(yard, READY_TIMEOUT_S)
+    except BaseException:
+        await asyncio.shield(running.stop())
+        raise
+    return running
+
+
+async def apply_catalog(yard: Yard, catalog: Path) -> None:
+    """Runs `yardctl apply -f CATALOG` against the yard. Raises UpError with what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *python_argv("controlplane.ctl", "apply", "-f", str(catalog)),
+        env={**os.environ, "YARD_DATA": str(yard.data)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await process.communicate()
+    text = printed.decode(errors="replace").strip()
+    if process.returncode != 0:
+        raise UpError(f"the catalog was not applied: {text}")
+    if text:
+        sys.stdout.write(text + "\n")
+
+
+CURL: Final = (
+    "curl -N {base}/chat/completions -H 'Content-Type: application/json'"
+    ' -d \'{{"model": "{model}", "stream": true,'
+    ' "messages": [{{"role": "user", "content": "Say hello."}}]}}\''
+)
+
+
+async def _first_model(yard: Yard) -> str | None:
+    """A model the curl line can name: the first that is not off."""
+    token = read_secret(api_token_path(yard.data))
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            answer = await client.get(f"{yard.api_url}/v1/models")
+            for model in answer.json().get("data", []):
+                if model.get("scaling", {}).get("max", 0) > 0:
+                    return str(model["name"])
+    return None
+
+
+async def run_up(options: UpOptions) -> int:
+    """The whole command; returns the exit code."""
+
+    def say(sentence: str) -> None:
+        sys.stderr.write(sentence + "\n")
+        sys.stderr.flush()
+
+    try:
+        lock = lock_data(options.data)
+    except (UpError, OSError) as error:
+        say(f"yardctl up: {error}")
+        return EXIT_FAILED
+    with lock:
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, bury_orphans)
+        stop = asyncio.Event()
+        running: RunningYard | None = None
+
+        def on_stop() -> None:
+            if stop.is_set() and running is not None:
+                say(
+                    "stopping at once; engines that still run are adopted or stopped by the next `up`"
+                )
+                running.supervisor.kill_all()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_stop)
+        starting = asyncio.create_task(start_yard(options, say))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await starting
+                return EXIT_OK
+            running = starting.result()
+            if options.catalog is not None:
+                await apply_catalog(running.yard, options.catalog)
+            model = await _first_model(running.yard)
+            print(f"base URL   {running.yard.base_url}")
+            print(f"API        {running.yard.api_url}")
+            print(f"NATS       {running.yard.nats_url}")
+            print(f"data       {running.yard.data}")
+            print()
+            if model is None:
+                print(
+                    "The catalog has no model that may run; add one: yardctl model add -f model.yaml"
+                )
+                print(CURL.format(base=running.yard.base_url, model="NAME"))
+            else:
+                print(CURL.format(base=running.yard.base_url, model=model))
+            print("\nCtrl-C stops all of it, engines too.", flush=True)
+            await stopping
+            say("stopping: engines, then services")
+            await running.stop()
+        except UpError as error:
+            say(f"yardctl up: {error}")
+            if running is not None:
+                await running.stop()
+            return EXIT_FAILED
+        finally:
+            stopping.cancel()
+    return EXIT_OK
