@@ -63,6 +63,11 @@ class Supervisor:
         self._services: dict[str, Supervised] = {}
 
     @property
+    def names(self) -> list[str]:
+        """Every service it was given, running or not."""
+        return list(self._services)
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids by service name, of those that run."""
         return {

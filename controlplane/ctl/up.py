@@ -61,6 +61,9 @@ class UpOptions:
     nats_port: int = 4222
     catalog: Path | None = None
     config: Path | None = None
+    more_gateways: int = 0
+    more_controlplanes: int = 0
+    """Further instances on free ports, for tests of several on one NATS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,8 @@ class Yard:
     api_port: int
     nats_port: int
     monitoring_port: int
+    more_gateway_ports: tuple[int, ...] = ()
+    more_api_ports: tuple[int, ...] = ()
 
     @property
     def base_url(self) -> str:
@@ -223,6 +228,31 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             "cp-1",
             environment={"YARD_ID": yard.yard_id},
         ),
+        **{
+            f"controlplane-{n}": service(
+                f"controlplane-{n}",
+                "controlplane",
+                "--listen",
+                f"{HOST}:{port}",
+                "--id",
+                f"cp-{n}",
+                environment={"YARD_ID": yard.yard_id},
+            )
+            for n, port in enumerate(yard.more_api_ports, start=2)
+        },
+        **{
+            f"gateway-{n}": service(
+                f"gateway-{n}",
+                "gateway",
+                "--listen",
+                f"{HOST}:{port}",
+                "--id",
+                f"gw-{n}",
+                orphan_signal=signal.SIGKILL,
+                stop_grace_s=35.0,
+            )
+            for n, port in enumerate(yard.more_gateway_ports, start=2)
+        },
         # Draining would keep the port from the successor; a gateway whose supervisor was killed just ends.
         "gateway": service(
             "gateway",
@@ -284,10 +314,12 @@ class RunningYard:
 
     async def stop(self) -> None:
         """Engines first, then the services in the order that lets each say goodbye to the log."""
+        names = self.supervisor.names
         await self.supervisor.stop("nodeagent", stop_signal=signal.SIGINT)
-        await self.supervisor.stop("gateway")
-        await self.supervisor.stop("controlplane")
-        await self.supervisor.stop("nats")
+        for part in ("gateway", "controlplane", "nats"):
+            await asyncio.gather(
+                *(self.supervisor.stop(n) for n in names if n.partition("-")[0] == part)
+            )
         write_yard_file(self.yard, {})
 
 
@@ -307,6 +339,8 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         api_port=api_port,
         nats_port=nats_port,
         monitoring_port=_free_port(),
+        more_gateway_ports=tuple(_free_port() for _ in range(options.more_gateways)),
+        more_api_ports=tuple(_free_port() for _ in range(options.more_controlplanes)),
     )
     ensure_secret(yard_secret_path(data))
     ensure_secret(api_token_path(data))
@@ -326,8 +360,9 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         await supervisor.start(specs["nats"])
         if not await answers(HOST, yard.nats_port, 15.0):
             raise UpError(f"nats-server did not answer; see {data / 'logs' / 'nats.log'}")
-        for name in ("controlplane", "nodeagent", "gateway"):
-            await supervisor.start(specs[name])
+        for name, spec in specs.items():
+            if name != "nats":
+                await supervisor.start(spec)
         await _wait_for_node(yard, READY_TIMEOUT_S)
     except BaseException:
         await asyncio.shield(running.stop())
