@@ -73,7 +73,8 @@ class Fields:
 
     def take(self, field: str) -> Any:
         """The raw value, None when absent."""
-        self._known.append(field)
+        if field not in self._known:
+            self._known.append(field)
         return self._raw.get(field)
 
     def take_text(self, field: str, *, default: str = "", required: bool = False) -> str:

@@ -41,8 +41,12 @@ def read_profile(raw: object, path: str, source: str, problems: list[Problem]) -
     engine = _engine(fields)
     memory_bytes = fields.take_quantity("memory", _some_bytes, SIZE, default=0, required=True)
     start_timeout_s = fields.take_quantity("start_timeout", _some_time, DURATION, default=600.0)
+    before = len(problems)
     args = fields.take_texts("args")
+    readable = len(problems) == before
+    before = len(problems)
     command = _command(fields)
+    splittable = len(problems) == before
     health = fields.take_text("health", default="/health")
     if _HEALTH.fullmatch(health) is None:
         fields.refuse("health", f"expected a path such as /health, got {shown(health)}")
@@ -60,9 +64,10 @@ def read_profile(raw: object, path: str, source: str, problems: list[Problem]) -
     fields.close()
     match engine:
         case "llamacpp":
-            _check_llamacpp(fields, args, source)
+            _check_llamacpp(fields, args if readable else (), source)
         case "command":
-            _check_command(fields, command, source)
+            if splittable:
+                _check_command(fields, command, source)
         case None:
             return None
     return Profile(
