@@ -1,0 +1,442 @@
+"""Owns the World: follows always, and while this instance leads turns decisions into stored batches.
+
+It decides nothing itself: candidate.py says whether to lead, `next_decision` what to do, carrier.py
+stores it. It must never decide on a state that lacks an event stored before the decision.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from controlplane.alarms import Alarms
+from controlplane.candidate import FAULT_RETRY_S, SCHEMA_CHECK_S, Candidate, Me, process_alive
+from controlplane.carrier import Carrier
+from controlplane.commandqueue import CommandQueue
+from controlplane.domain.decision import Decision, Ids, Live, Step
+from controlplane.domain.world import World
+from controlplane.drafts import expired
+from controlplane.live import LiveTracker
+from controlplane.metrics import Metrics
+from controlplane.readiness import Facts, ProjectionFacts
+from controlplane.worldreader import WorldReader
+from events.log import EventLog, LogError, StoredCommand, Wire
+from events.subjects import event_subject
+from schemas.beacons import AgentBeacon, GatewayBeacon, LeaderBeacon
+from schemas.commands import Outcome
+from schemas.settings import ControlplaneSettings
+
+log = logging.getLogger(__name__)
+
+NextDecision = Callable[
+    [World, Live, Sequence[StoredCommand], datetime, Ids, ControlplaneSettings], Step
+]
+
+BEACON_S = 1.0
+BEACON_WAKE_S = 0.05
+"""Beacons of many senders wake the loop at most this often."""
+LOOK_AGAIN_S = 10.0
+"""The loop looks at least this often, so that a clock that was set forward delays nothing for long."""
+HOUSEKEEPING_S = 3600.0
+CATCH_UP_S = 10.0
+ROUNDS = 100
+"""Decisions in a row before other tasks of the process get their turn."""
+WEDGED_S = 30.0
+"""A leader whose turn takes longer stops its beacon, so that another takes over."""
+
+
+class LeaderLoop:
+    """One instance of the control plane: follows always, leads when elected.
+
+    `run` is the only task that touches the World. `monotonic` are seconds, `now` is aware UTC.
+    """
+
+    def __init__(
+        self,
+        *,
+        events: EventLog,
+        wire: Wire,
+        me: Me,
+        settings: ControlplaneSettings,
+        next_decision: NextDecision,
+        ids: Ids,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        metrics: Metrics,
+        prefix: str = "yard",
+        alive: Callable[[int, datetime], bool] = process_alive,
+    ) -> None:
+        self._events = events
+        self._wire = wire
+        self.me = me
+        self._settings = settings
+        self._next_decision = next_decision
+        self._ids = ids
+        self._now = now
+        self._monotonic = monotonic
+        self._metrics = metrics
+        self._prefix = prefix
+
+        self._wake = asyncio.Event()
+        self._beacon_wake_due = False
+        self.alarms = Alarms()
+        self.reader = WorldReader(events, prefix=prefix, wake=self._wake.set)
+        self.live = LiveTracker(monotonic, row_gap_s=settings.unreachable_after_s)
+        self._generation = self._connection = 0
+        self._candidate = Candidate(
+            events=events,
+            me=me,
+            silence_s=settings.leader_silence_s,
+            prefix=prefix,
+            now=now,
+            monotonic=monotonic,
+            alarms=self.alarms,
+            alive=alive,
+        )
+        self._carrier = Carrier(
+            events=events,
+            reader=self.reader,
+            instance=me.instance,
+            prefix=prefix,
+            ids=ids,
+            now=now,
+            alarms=self.alarms,
+            metrics=metrics,
+            catch_up=self._catch_up,
+        )
+
+        self.term: int | None = None
+        """The term this instance leads, None while it follows."""
+        self._leading_since = 0.0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._commands: CommandQueue | None = None
+        self._commands_task: asyncio.Task[None] | None = None
+        self._housekept_at = monotonic()
+        self._stuck_since: dict[str, float] = {}
+        self._turn_began: float | None = None
+
+    @property
+    def world(self) -> World:
+        return self.reader.world
+
+    def facts(self) -> Facts:
+        """What readiness judges, as of now."""
+        now = self._monotonic()
+        return Facts(
+            connected=self._events.connected,
+            projections={
+                "world": ProjectionFacts(
+                    position=self.reader.position,
+                    synced=self.reader.synced,
+                    stopped=self.reader.stopped,
+                )
+            },
+            stuck={name: now - since for name, since in self._stuck_since.items()},
+            turn_s=None if self._turn_began is None else now - self._turn_began,
+            conflicts=self._carrier.conflicts,
+            alarms=self.alarms.present(),
+        )
+
+    async def run(self) -> None:
+        """Runs until cancelled; says goodbye when it led. A task of it that fails ends all of it."""
+        subscriptions = [
+            await self._wire.on_beacon("gateway", GatewayBeacon, self._on_gateway),
+            await self._wire.on_beacon("agent", AgentBeacon, self._on_agent),
+            await self._wire.on_beacon("leader", LeaderBeacon, self._on_leader),
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self.reader.run(), name="world reader")
+                tasks.create_task(self._beacon_while_leading(), name="leader beacon")
+                tasks.create_task(self._own(), name="leader loop")
+        finally:
+            if self.term is not None:
+                with contextlib.suppress(LogError, TimeoutError):
+                    async with asyncio.timeout(1):
+                        await self._say(leaving=True)
+            for subscription in subscriptions:
+                await subscription.close()
+
+    # Beacons
+
+    def _on_gateway(self, name: str, beacon: GatewayBeacon) -> None:
+        if self.live.on_gateway(name, beacon):
+            self._wake_soon()
+
+    def _on_agent(self, name: str, beacon: AgentBeacon) -> None:
+        if self.live.on_agent(name, beacon):
+            self._wake_soon()
+
+    def _on_leader(self, name: str, beacon: LeaderBeacon) -> None:
+        if name != beacon.instance or name == self.me.instance:
+            return
+        if self._candidate.heard(beacon, self.world):
+            self._wake.set()
+
+    def _wake_soon(self) -> None:
+        if self.term is not None and not self._beacon_wake_due:
+            self._beacon_wake_due = True
+            asyncio.get_running_loop().call_later(BEACON_WAKE_S, self._wake_for_beacon)
+
+    def _wake_for_beacon(self) -> None:
+        self._beacon_wake_due = False
+        self._wake.set()
+
+    async def _beacon_while_leading(self) -> None:
+        while True:
+            wedged = (
+                self._turn_began is not None and self._monotonic() - self._turn_began > WEDGED_S
+            )
+            if self.term is not None and not wedged:
+                await self._say(leaving=False)
+            await asyncio.sleep(BEACON_S)
+
+    async def _say(self, *, leaving: bool) -> None:
+        assert self.term is not None
+        beacon = LeaderBeacon(
+            instance=self.me.instance,
+            term=self.term,
+            position=self.reader.position,
+            leaving=leaving,
+        )
+        await self._wire.beacon("leader", self.me.instance, beacon)
+
+    # The loop
+
+    async def _own(self) -> None:
+        while True:
+            self._turn_began = self._monotonic()
+            delay_s = await self._turn()
+            self._turn_began = None
+            await self._pause(delay_s)
+
+    async def _pause(self, delay_s: float | None) -> None:
+        """Until something happens, at most `delay_s`; None: until something happens."""
+        if delay_s is not None and delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _turn(self) -> float | None:
+        """One turn; returns after how many seconds to turn again if nothing happens."""
+        self._take_in()
+        if self.reader.stopped is not None:
+            return None
+        if self.term is None:
+            race = await self._candidate.turn(self.reader)
+            if race.term is None:
+                return race.again_in_s
+            self._begin(race.term)
+        return await self._lead()
+
+    def _take_in(self) -> None:
+        """Applies what was read, and draws the conclusions about who leads."""
+        self.reader.take_in()
+        reader = self.reader
+        if reader.stopped is not None:
+            self._step_down("the world stopped")
+        if reader.generation != self._generation:
+            self._generation = reader.generation
+            self._candidate.forget()
+            self._step_down("the history was replaced")
+        if reader.connection != self._connection:
+            self._connection = reader.connection
+            self.live.reset()
+            self._candidate.restart()
+            self._leading_since = self._monotonic()
+        self._candidate.note(self.world)
+        if self.term is not None and self._candidate.term_of(self.world) != self.term:
+            self._step_down("another control plane was elected")
+
+    # Terms
+
+    def _begin(self, term: int) -> None:
+        assert self._tasks is not None
+        self.term = term
+        self._leading_since = self._monotonic()
+        line = self.world.line
+        self._commands = CommandQueue(
+            self._events,
+            after=line.commands_position if line is not None else 0,
+            wake=self._wake.set,
+        )
+        self._commands_task = self._tasks.create_task(self._commands.run(), name="commands")
+        self._metrics.elections.inc()
+        self._metrics.leading.set(1)
+        log.info("leading", extra={"term": term, "instance": self.me.instance})
+
+    def _step_down(self, why: str) -> None:
+        if self.term is None:
+            return
+        log.warning(
+            "no longer leading",
+            extra={"term": self.term, "instance": self.me.instance, "why": why},
+        )
+        self.term = None
+        self._candidate.forget()
+        self._candidate.restart()
+        self._carrier.drop()
+        if self._commands_task is not None:
+            self._commands_task.cancel()
+        self._commands = self._commands_task = None
+        self._stuck_since = {}
+        self.alarms.down("decision_failed", "not_writable", "log_full", "misconfigured")
+        self._metrics.deposed.inc()
+        self._metrics.leading.set(0)
+
+    # Leading
+
+    async def _lead(self) -> float | None:
+        if self._candidate.schema_due():
+            try:
+                if not await self._candidate.may_lead():
+                    self._step_down("the log was upgraded")
+                    return SCHEMA_CHECK_S
+            except LogError:
+                return FAULT_RETRY_S
+        self._housekeep()
+        for _ in range(ROUNDS):
+            self._take_in()
+            if self.term is None:
+                return 0
+            if not self.reader.connected:
+                return None
+            if self._carrier.in_doubt:
+                carried = await self._carrier.resolve(self.term)
+            else:
+                step = self._ask()
+                if step is None:
+                    return FAULT_RETRY_S
+                self._note_stuck(step.stuck)
+                if step.decision is None:
+                    if step.consumed is None:
+                        return self._until(step.wake_at)
+                    self._settle(step.consumed)
+                    continue
+                carried = await self._carrier.carry_out(
+                    step.decision,
+                    term=self.term,
+                    commands_position=self._position(step.consumed),
+                    consumed=step.consumed,
+                )
+            match carried.result:
+                case "stored":
+                    self._settle(self._carrier.settled)
+                case "deposed":
+                    self._step_down("the server refused a batch of this term")
+                    return 0
+                case "again" | "unknown":
+                    if carried.delay_s > 0:
+                        return carried.delay_s
+        return 0
+
+    def _position(self, consumed: StoredCommand | None) -> int:
+        return 0 if self._commands is None else self._commands.position(consumed)
+
+    def _until(self, wake_at: datetime | None) -> float:
+        if wake_at is None:
+            return LOOK_AGAIN_S
+        # A wake-up in the past means "now": a domain that asks for it again and again must not spin.
+        return min(LOOK_AGAIN_S, max(0.01, (wake_at - self._now()).total_seconds()))
+
+    def _ask(self) -> Step | None:
+        """The next step, or None when the decision function failed and a pause is due."""
+        assert self._commands is not None
+        offered = self._offered()
+        live = self.live.view(leading_since=self._leading_since)
+        try:
+            with self._metrics.decide_s.time():
+                step = self._next_decision(
+                    self.world, live, offered, self._now(), self._ids, self._settings
+                )
+        except Exception as error:  # noqa: BLE001 - one command's fault must not stop all decisions
+            return self._isolate(offered, live, error)
+        self.alarms.down("decision_failed")
+        return step
+
+    def _offered(self) -> tuple[StoredCommand, ...]:
+        """Commands still to be decided; one whose outcome is known already had its effect."""
+        assert self._commands is not None
+        while offered := self._commands.offered():
+            known = [c for c in offered if c.id is not None and c.id in self.world.outcomes]
+            if not known:
+                break
+            for command in known:
+                self._settle(command)
+        return offered
+
+    def _isolate(
+        self, offered: Sequence[StoredCommand], live: Live, error: Exception
+    ) -> Step | None:
+        """Finds out whether the oldest command makes the decision function fail, and refuses it if so."""
+        log.error("a decision failed", exc_info=error)
+        self.alarms.up("decision_failed", f"the decision function failed: {error!r}")
+        if not offered:
+            return None
+        now = self._now()
+        try:
+            self._next_decision(self.world, live, (), now, self._ids, self._settings)
+        except Exception:  # noqa: BLE001 - then it is not the command's fault
+            return None
+        poison = offered[0]
+        if poison.id is None or poison.name == "model.activate":
+            return Step(consumed=poison)
+        return Step(
+            consumed=poison,
+            decision=Decision(
+                changes=(),
+                what=f"{poison.name} refused: it could not be decided",
+                cause=poison.id,
+                actor=poison.actor,
+                outcome=Outcome(
+                    id=poison.id,
+                    actor=poison.actor,
+                    name=poison.name,
+                    status="rejected",
+                    at=now,
+                    code="internal",
+                    sentence="the control plane failed to decide this command; its log has the reason",
+                ),
+            ),
+        )
+
+    def _note_stuck(self, stuck: tuple[str, ...]) -> None:
+        now = self._monotonic()
+        self._stuck_since = {name: self._stuck_since.get(name, now) for name in stuck}
+
+    def _settle(self, command: StoredCommand | None) -> None:
+        if command is not None and self._commands is not None:
+            self._commands.settle(command)
+
+    async def _catch_up(self, seq: int) -> bool:
+        """Waits until everything up to `seq` is applied; False when it did not come in time."""
+        deadline = self._monotonic() + CATCH_UP_S
+        while self.reader.position < seq:
+            left_s = deadline - self._monotonic()
+            if left_s <= 0 or self.reader.stopped is not None:
+                return False
+            await self._pause(left_s)
+            self._take_in()
+        return True
+
+    # Keeping house
+
+    def _housekeep(self) -> None:
+        """Forgets what the server has forgotten: outcomes and tombstones past their TTL."""
+        if self._monotonic() - self._housekept_at < HOUSEKEEPING_S:
+            return
+        self._housekept_at = self._monotonic()
+        now = self._now()
+        heads = self.world.heads
+        for subject in [s for s, head in heads.items() if expired(head, now)]:
+            del heads[subject]
+        outcome = self.world.outcomes
+        for command in [
+            c for c in outcome if event_subject("command", c, prefix=self._prefix) not in heads
+        ]:
+            del outcome[command]
