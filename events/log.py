@@ -112,6 +112,8 @@ class Recorded(Struct, frozen=True, kw_only=True):
     causationid: str | None = None
     correlationid: str | None = None
     problem: str | None = None
+    source: str = ""
+    """Who wrote it, as a CloudEvents source: `/cp/<instance>` or `/agent/<node>`."""
 
 
 class Broken(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,139 @@
+"""Reads single messages of one stream from its leader, and tells which stream it is.
+
+Only leader reads: a direct get may answer from behind. It never writes and never retries for long.
+"""
+
+import base64
+from datetime import datetime
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from events.codec import StoredMessage
+from events.log import Misconfigured, StreamIdentity, Unavailable
+from events.retry import Action, ServerError, classify
+from events.streams import SCHEMA, STREAM_ID
+from events.transport import Denied, NoAnswer, NoResponders, NotSent, Transport
+
+NO_MESSAGE: Final = 10037
+NO_STREAM: Final = 10059
+NO_CONSUMER: Final = 10014
+
+
+class _Message(Struct, frozen=True, kw_only=True):
+    subject: str
+    seq: int
+    time: datetime
+    data: str = ""
+
+
+class _Got(Struct, frozen=True, kw_only=True):
+    message: _Message | None = None
+    error: ServerError | None = None
+
+
+class _State(Struct, frozen=True, kw_only=True):
+    first_seq: int = 0
+    last_seq: int = 0
+    messages: int = 0
+
+
+class _Config(Struct, frozen=True, kw_only=True):
+    metadata: dict[str, str] = {}
+
+
+class _Info(Struct, frozen=True, kw_only=True):
+    config: _Config = _Config()
+    created: str = ""
+    state: _State = _State()
+    error: ServerError | None = None
+
+
+T = TypeVar("T", bound=Struct)
+
+
+class StreamReads:
+    """Reads of one stream. Every method raises Unavailable, and Misconfigured when it is denied."""
+
+    def __init__(
+        self, transport: Transport, stream: str, *, timeout_s: float = 2.0, tries: int = 3
+    ) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._timeout_s = timeout_s
+        self._tries = tries
+
+    async def last(self, subject: str) -> StoredMessage | None:
+        """The last message of a literal subject."""
+        return await self._get({"last_by_subj": subject})
+
+    async def next(self, subject: str, from_seq: int) -> StoredMessage | None:
+        """The first message of a literal subject at or after `from_seq`."""
+        return await self._get({"seq": max(1, from_seq), "next_by_subj": subject})
+
+    async def history(self, subject: str, before: int, limit: int = 128) -> list[StoredMessage]:
+        """Messages of a literal subject with a smaller sequence than `before`, oldest first."""
+        messages: list[StoredMessage] = []
+        seq = 1
+        for _ in range(limit):
+            message = await self.next(subject, seq)
+            if message is None or message.seq >= before:
+                break
+            messages.append(message)
+            seq = message.seq + 1
+        return messages
+
+    async def at(self, seq: int) -> StoredMessage | None:
+        """The message of that sequence, None when it was trimmed."""
+        return await self._get({"seq": seq})
+
+    async def identity(self) -> StreamIdentity:
+        """Which stream this is and where it ends."""
+        info = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", _Info)
+        if info.error is not None:
+            raise Unavailable(f"{self._stream}: {info.error.description}")
+        schema = info.config.metadata.get(SCHEMA, "0")
+        return StreamIdentity(
+            stream_id=info.config.metadata.get(STREAM_ID, ""),
+            created=info.created,
+            last_seq=info.state.last_seq,
+            schema=int(schema) if schema.isdigit() else 0,
+        )
+
+    async def _get(self, query: dict[str, str | int]) -> StoredMessage | None:
+        got = await self._ask(
+            f"$JS.API.STREAM.MSG.GET.{self._stream}", msgspec.json.encode(query), _Got
+        )
+        if got.error is not None:
+            if got.error.err_code == NO_MESSAGE:
+                return None
+            raise Unavailable(f"{self._stream}: {got.error.description}")
+        if got.message is None:
+            return None
+        return StoredMessage(
+            seq=got.message.seq,
+            subject=got.message.subject,
+            payload=base64.b64decode(got.message.data),
+            stored_at=got.message.time,
+        )
+
+    async def _ask(self, subject: str, query: bytes, answer: type[T]) -> T:
+        for attempt in range(1, self._tries + 1):
+            last = attempt == self._tries
+            try:
+                raw = await self._transport.request(subject, query, timeout_s=self._timeout_s)
+            except NotSent as error:
+                raise Unavailable("not connected") from error
+            except Denied as error:
+                raise Misconfigured(str(error)) from error
+            except (NoAnswer, NoResponders) as error:
+                if last:
+                    raise Unavailable(f"no answer on {subject}") from error
+                continue
+            decoded = msgspec.json.decode(raw, type=answer)
+            error_ = getattr(decoded, "error", None)
+            transient = error_ is not None and classify(error_) is Action.AGAIN
+            if not transient or last:
+                return decoded
+        raise AssertionError("the last try returns or raises")
