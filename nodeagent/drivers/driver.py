@@ -4,14 +4,15 @@ A driver knows one kind of engine and nothing else. It must not spawn, signal or
 `nodeagent.launching`'s affair, and what should run is decided by the control plane.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from schemas.beacons import EngineCounters
-from schemas.model import EngineName
+from schemas.model import EngineName, SecretRef
 from schemas.node import EngineInfo
 from schemas.plan import Launch
 
@@ -105,10 +106,47 @@ class Driver(Protocol):
         ...
 
 
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What an engine inherits of our own environment: all but the yard's own settings."""
+    return {name: value for name, value in environment.items() if not name.startswith("YARD_")}
+
+
+def resolve(
+    env: Mapping[str, str | SecretRef], secrets: SecretReader
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A profile's `env` with its secrets looked up, and the names of those variables.
+
+    Raises `SecretMissing`.
+    """
+    values = {
+        name: secrets(value.secret) if isinstance(value, SecretRef) else value
+        for name, value in env.items()
+    }
+    return values, tuple(name for name, value in env.items() if isinstance(value, SecretRef))
+
+
+_SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_OWN = (".key", ".password", ".token")
+
+
 def secrets_in(folder: Path) -> SecretReader:
     """Reads secrets from files of `folder`, one secret a file, surrounding white space removed.
 
     The yard's own credentials lie in the same folder. They are refused, or whoever may write a
     profile could have an engine print the key of the node.
     """
-    raise NotImplementedError
+
+    def read(name: str) -> str:
+        if not _SECRET_NAME.fullmatch(name):
+            raise SecretMissing(f"{name!r} cannot be the name of a secret")
+        if name.endswith(_OWN):
+            raise SecretMissing(f"the secret {name!r} is the yard's own and is given to no engine")
+        try:
+            return (folder / name).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise SecretMissing(
+                f"the secret {name!r} cannot be read on this node ({folder / name}: {reason})"
+            ) from None
+
+    return read

@@ -1,0 +1,68 @@
+"""Asks an engine one small question over HTTP, with a deadline, and takes no answer for an answer.
+
+For health and counters only; requests of clients never come this way. It keeps no connection: an
+engine that was replaced on the same port must not be reached by a connection of its predecessor.
+"""
+
+import asyncio
+from urllib.parse import urlsplit
+
+import httptools
+
+ANSWER_LIMIT_BYTES = 4 * 1024 * 1024
+ASK_S = 2.0
+"""Bound of one question, from connecting to the last byte."""
+
+
+class Answer:
+    """Status and body of a complete response. Also the parser's callbacks."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+        self.complete = False
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+async def get(
+    endpoint: str, path: str, key: str = "", *, timeout_s: float = ASK_S
+) -> Answer | None:
+    """GET `path` at `endpoint` (a base URL); None when no whole answer came within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _get(endpoint, path, key)
+    except (OSError, TimeoutError, httptools.HttpParserError):
+        return None
+
+
+async def _get(endpoint: str, path: str, key: str) -> Answer | None:
+    address = urlsplit(endpoint)
+    if address.hostname is None or address.port is None:
+        return None
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        lines = [f"GET {path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
+        if key:
+            lines.append(f"Authorization: Bearer {key}")
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        answer = Answer()
+        parser = httptools.HttpResponseParser(answer)
+        while not answer.complete:
+            piece = await reader.read(65536)
+            if not piece:
+                # Without a length the body ends with the connection; the parser says so only if told.
+                answer.complete = parser.get_status_code() > 0
+                break
+            parser.feed_data(piece)
+            answer.status = parser.get_status_code()
+            if len(answer.body) > ANSWER_LIMIT_BYTES:
+                return None
+        return answer if answer.complete else None
+    finally:
+        # Not waited for: the answer is here, and an engine that does not close must not delay it.
+        writer.transport.abort()

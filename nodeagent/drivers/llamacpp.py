@@ -1,0 +1,164 @@
+"""Drives llama.cpp: the one in the xllamacpp wheel in a process of ours, or a llama-server by path.
+
+Either runs under the catalog's name for the model, with counters on, and with the launch's key. It
+must not import the engine: the agent would carry its memory, and a fault in it would take the agent.
+"""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from nodeagent.drivers import asking, metrics
+from nodeagent.drivers.driver import (
+    GGUF_MAGIC,
+    Capabilities,
+    EngineStart,
+    SecretMissing,
+    SecretReader,
+    StartRefused,
+    inherited,
+    resolve,
+)
+from schemas import llamacpp_flags
+from schemas.beacons import EngineCounters
+from schemas.model import EngineName
+from schemas.node import EngineInfo
+from schemas.plan import Launch
+
+PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""What a gateway may forward; /metrics, /slots, /props and the rest are the agent's alone."""
+
+EMBEDDED_KEY: Final = "YARD_ENGINE_KEY"
+SERVER_KEY: Final = "LLAMA_API_KEY"
+
+_CHILD = Path(__file__).parents[1] / "engines" / "llamacpp_server.py"
+
+
+class LlamacppDriver:
+    """Engine `llamacpp`. `llama_server` is a path to run instead of the embedded one."""
+
+    engine: EngineName = "llamacpp"
+    capabilities = Capabilities()
+
+    def __init__(
+        self, llama_server: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` is what engines inherit; by default this process's own."""
+        self._llama_server = llama_server
+        self._environment = inherited(os.environ if environment is None else environment)
+
+    def info(self) -> EngineInfo:
+        """The version of the engine that will run, and the architectures GGUF has names for."""
+        # It brings numpy; only who asks pays for that.
+        import gguf
+
+        return EngineInfo(
+            name=self.engine,
+            version=self._version(),
+            architectures=tuple(sorted(set(gguf.MODEL_ARCH_NAMES.values()))),
+        )
+
+    def prepare(
+        self,
+        launch: Launch,
+        *,
+        replica: str,
+        host: str,
+        port: int,
+        key: str,
+        secrets: SecretReader,
+    ) -> EngineStart | StartRefused:
+        """See `Driver.prepare`. The source must be a GGUF file on this node."""
+        refused = _refuse_source(launch.source)
+        if refused is not None:
+            return refused
+        try:
+            environment, secret_names = resolve(launch.env, secrets)
+        except SecretMissing as error:
+            return StartRefused(code="secret_missing", sentence=str(error))
+        if self._llama_server:
+            argv, key_name = self._server_argv(launch, host, port), SERVER_KEY
+        else:
+            settings, problems = llamacpp_flags.read(launch.args)
+            if problems:
+                return StartRefused(code="invalid", sentence=problems[0].sentence)
+            argv, key_name = _embedded_argv(launch, host, port, settings), EMBEDDED_KEY
+        return EngineStart(
+            argv=argv,
+            environment={**self._environment, **environment, key_name: key},
+            endpoint=f"http://{host}:{port}",
+            port=port,
+            ready="probe" if self._llama_server else "pipe",
+            paths=PATHS,
+            has_key=True,
+            secret_names=(*secret_names, key_name),
+        )
+
+    async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:
+        """It answers when its health is 200: 503 while it loads."""
+        answer = await asking.get(endpoint, health, key)
+        return answer is not None and answer.status == 200
+
+    async def counters(self, endpoint: str, key: str) -> EngineCounters:
+        """Processing and deferred, and whether it decoded anything since, from /metrics."""
+        answer = await asking.get(endpoint, "/metrics", key)
+        if answer is None or answer.status != 200:
+            return EngineCounters()
+        return metrics.counters(answer.body.decode(errors="replace"))
+
+    def _server_argv(self, launch: Launch, host: str, port: int) -> tuple[str, ...]:
+        """The profile's arguments first: of a flag given twice llama-server keeps the last."""
+        ours = ("--model", launch.source, "--alias", launch.model, "--host", host)
+        return (
+            *(self._llama_server, *launch.args, *ours),
+            *("--port", str(port), "--metrics", "--slots"),
+        )
+
+    def _version(self) -> str:
+        if not self._llama_server:
+            return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+        try:
+            told = subprocess.run(  # noqa: S603 - a path from this node's own configuration
+                [self._llama_server, "--version"], capture_output=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"llama-server (unknown: {error})"
+        lines = (told.stdout + told.stderr).decode(errors="replace").splitlines()
+        found = [line for line in lines if line.startswith("version:")]
+        return f"llama-server {found[0].partition(':')[2].strip()}" if found else "llama-server"
+
+
+def _embedded_argv(
+    launch: Launch, host: str, port: int, settings: tuple[llamacpp_flags.Setting, ...]
+) -> tuple[str, ...]:
+    """Our child gets attributes, not flags, so it needs nothing of ours to import."""
+    attributes = {setting.path: setting.value for setting in settings}
+    return (
+        *(sys.executable, "-I", str(_CHILD)),
+        *("--model", launch.source, "--alias", launch.model, "--host", host, "--port", str(port)),
+        *("--set", json.dumps(attributes)),
+    )
+
+
+def _refuse_source(source: str) -> StartRefused | None:
+    """Why these weights cannot be loaded here; looks at the first four bytes, no more."""
+    if not source:
+        return StartRefused(code="source_missing", sentence="the entry names no source")
+    try:
+        with open(source, "rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except FileNotFoundError:
+        sentence = f"{source} does not exist on this node"
+        return StartRefused(code="source_missing", sentence=sentence)
+    except OSError as error:
+        sentence = f"{source} cannot be read on this node: {error.strerror}"
+        return StartRefused(code="source_missing", sentence=sentence)
+    if magic != GGUF_MAGIC:
+        sentence = f"{source} is not a GGUF file (it begins with {magic!r})"
+        return StartRefused(code="source_invalid", sentence=sentence)
+    return None
