@@ -6,6 +6,7 @@ the writer wait or fail: an engine that cannot write its log stands still. Stand
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 LOG = "engine.log"
@@ -63,7 +64,7 @@ class LogWriter:
         self._open()
 
     def write(self, piece: bytes) -> None:
-        self._tail = (self._tail + piece)[-4096:]
+        self._tail = (self._tail + piece)[-16384:]
         while piece:
             if self._size >= self._limit:
                 self._turn_over()
@@ -75,9 +76,9 @@ class LogWriter:
             self._size += written
             piece = piece[written:]
 
-    def last_line(self) -> str:
-        """The last non-empty line written, at most 500 characters."""
-        return last_line(self._tail)
+    def last_line(self, telling: Sequence[str] = ()) -> str:
+        """The last line written; see `last_line` below."""
+        return last_line(self._tail, telling)
 
     def _open(self) -> None:
         with contextlib.suppress(OSError):
@@ -97,12 +98,17 @@ class LogWriter:
         self._open()
 
 
-def last_line(tail: bytes) -> str:
-    """The last non-empty line of `tail`, at most 500 characters."""
-    for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
-        text = line.decode(errors="replace").strip()
-        if text:
-            return text[:500]
+def last_line(tail: bytes, telling: Sequence[str] = ()) -> str:
+    """The last non-empty line of `tail`, at most 500 characters.
+
+    `telling` are pieces of text by which an engine's own reason is known, best first: the last line
+    with the first of them that occurs is preferred to what the engine says while it cleans up.
+    """
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
+    for mark in (*telling, ""):
+        found = [line for line in lines if line and mark in line]
+        if found:
+            return found[-1][:500]
     return ""
 
 

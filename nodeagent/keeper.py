@@ -44,6 +44,7 @@ class Keeper:
         self._launch: str = launch["launch"]
         self._grace_s: float = launch["grace_s"]
         self._notify: str = launch["notify"]
+        self._telling: list[str] = launch["telling"]
         secrets = [os.environb.get(name.encode(), b"") for name in launch["secret_names"]]
         self._redactor = Redactor(secrets)
         self._writer = LogWriter(folder, launch["log_bytes"])
@@ -233,7 +234,7 @@ class Keeper:
         return {
             "code": "exited",
             "status": self._status,
-            "last_line": self._writer.last_line(),
+            "last_line": self._writer.last_line(() if self._was_ready else self._telling),
             "was_ready": self._was_ready,
             "killed": self._killed,
             "survivors": [process.pid for process in self._members()],

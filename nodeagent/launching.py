@@ -238,6 +238,7 @@ class Launcher:
             # Names only: the values hold the engine's key.
             "environment": sorted(start.environment),
             "secret_names": start.secret_names,
+            "telling": start.telling,
             "endpoint": start.endpoint,
             "port": start.port,
             "ready": start.ready,

@@ -46,6 +46,8 @@ class EngineStart(Struct, frozen=True, kw_only=True):
     `secret_names` are the variables in it whose values must not show up in a log or an event.
     `ready` says how readiness becomes known: `pipe`: the engine writes to the inherited descriptor
     named by YARD_READY_FD, and `launching` tells; `probe`: the agent asks `Driver.probe`.
+    `telling` are pieces of text, best first, that mark the line an engine which failed to start
+    gives its reason in; without one the last line counts.
     `has_key`: whether the engine refuses whoever does not present the launch's key.
     """
 
@@ -57,6 +59,7 @@ class EngineStart(Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     has_key: bool
     secret_names: tuple[str, ...] = ()
+    telling: tuple[str, ...] = ()
 
 
 class StartRefused(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,9 @@ from schemas.plan import Launch
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """What a gateway may forward; /metrics, /slots, /props and the rest are the agent's alone."""
 
+TELLING: Final = ("error loading model: ", "couldn't bind", "failed to ", " E ")
+"""How llama.cpp marks why it does not start, before it says that it exits."""
+
 EMBEDDED_KEY: Final = "YARD_ENGINE_KEY"
 SERVER_KEY: Final = "LLAMA_API_KEY"
 
@@ -97,6 +100,7 @@ class LlamacppDriver:
             paths=PATHS,
             has_key=True,
             secret_names=(*secret_names, key_name),
+            telling=TELLING,
         )
 
     async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:

@@ -1,10 +1,11 @@
-"""Runs the llama.cpp server of the xllamacpp wheel as an engine process until SIGTERM.
+"""Runs the llama.cpp server of the xllamacpp wheel as an engine process until it is ended.
 
-It is run as a file, under -I, and imports nothing of ours: its start is part of every cold request.
-Which attributes the profile's flags stand for was decided before; here they are only set.
+    python -I llamacpp_server.py --model PATH --alias NAME --host HOST --port PORT --set JSON
+
+It is run as a file and imports nothing of ours, and little else: its start is part of every cold
+request. Which attributes the profile's flags stand for was decided before; here they are only set.
 """
 
-import argparse
 import enum
 import json
 import os
@@ -13,43 +14,38 @@ import sys
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "alias", "host"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--set", default="{}", help="attributes of CommonParams as JSON")
-    given = parser.parse_args()
-    # Waited for, not handled: Python runs a handler only between its own instructions, and the
-    # engine's threads must inherit the mask so that the signal waits for us.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    # Both end the process where it stands, in the middle of a load too: the agent has drained it
+    # before, and a handler of ours would only run once the engine's own code returned.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     import xllamacpp
 
-    params = xllamacpp.CommonParams()
+    params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        for path, value in json.loads(given.set).items():
+        for path, value in json.loads(given["--set"]).items():
             _assign(params, path, value)
     except (AttributeError, TypeError, ValueError) as error:
         return _fail(f"this llama.cpp does not take a setting of the profile: {error}")
-    params.model.path = given.model
-    params.model_alias = {given.alias}
-    params.hostnames = [given.host]
-    params.port = given.port
+    params.model.path = given["--model"]
+    params.model_alias = {given["--alias"]}
+    params.hostnames = [given["--host"]]
+    params.port = int(given["--port"])
     params.endpoint_metrics = True
     params.endpoint_slots = True
     key = os.environ.pop("YARD_ENGINE_KEY", "")
     if key:
         params.api_keys = [key]
     try:
-        server = xllamacpp.Server(params)
+        # Returns when the model is loaded and the port answers.
+        server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     except RuntimeError as error:
-        return _fail(f"llama.cpp could not load {given.model}: {error}")
+        return _fail(f"llama.cpp could not load {given['--model']}: {error}")
     _tell_ready()
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    # Not `del server`: that waits for running requests, and the agent has drained before.
-    assert server is not None
-    sys.stdout.flush()
-    os._exit(0)
+    while server is not None:
+        signal.pause()
+    return 0
 
 
 def _assign(params: object, path: str, value: object) -> None:
@@ -74,7 +70,6 @@ def _tell_ready() -> None:
 
 def _fail(sentence: str) -> int:
     """The last line printed is what a person is shown."""
-    sys.stdout.flush()
     sys.stderr.write(sentence + "\n")
     sys.stderr.flush()
     return 1
