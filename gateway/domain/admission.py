@@ -79,12 +79,7 @@ def admit(
     if model is None:  # 3
         return unknown(name, synced=standing.synced)
     if model.scaling.max == 0:  # 4
-        return answer(
-            "model_off",
-            f"The model {model.name!r} is configured and switched off (max 0); "
-            "an operator can switch it on.",
-            param="model",
-        )
+        return _off(model.name)
     ready = table.routable(model.name)
     if standing.ejected:
         ready = tuple(r for r in ready if r.id not in standing.ejected)
@@ -102,6 +97,76 @@ def admit(
     if not standing.connected:  # 8
         return unavailable(model.name)
     return Wait(model=model)  # 9
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """Everybody who waits for the model goes on."""
+
+
+class Refuse(Struct, frozen=True, kw_only=True):
+    """Whoever joined before the event `decided_at` gets `answer`; None: everybody."""
+
+    answer: Answer
+    decided_at: int | None
+
+
+class Keep(Struct, frozen=True, kw_only=True):
+    """They wait on."""
+
+
+def settle(
+    table: Table, name: str, standing: Standing, now: datetime, *, scope: str = ANY_SCOPE
+) -> Release | Refuse | Keep:
+    """What a change of the table means for those who wait for model `name`.
+
+    1. the model was removed, or switched off: said at once
+    2. a replica is ready that answers this gateway: they go on
+    3. its activation was refused after they joined: that is the answer to their wish
+    4. otherwise they wait on
+    """
+    entry = table.models.get(name)
+    if entry is None:  # 1
+        return Refuse(answer=unknown(name, synced=standing.synced), decided_at=None)
+    if entry.model.scaling.max == 0:
+        return Refuse(answer=_off(name), decided_at=None)
+    if any(r.id not in standing.ejected for r in table.routable(name)):  # 2
+        return Release()
+    head = table.activation(name, scope)
+    if head.activation is not None and head.activation.phase == "refused":  # 3
+        return Refuse(answer=refusal(table, head.activation, now), decided_at=head.seq)
+    return Keep()  # 4
+
+
+def ends_the_wait(table: Table, failed: Replica) -> bool:
+    """Whether those who wait for the model waited for this start: it never was ready, none other starts."""
+    others = (r for r in table.replicas_of(failed.model) if r.id != failed.id)
+    return not failed.was_ready and not any(
+        r.phase in ("waiting", "fetching", "starting") for r in others
+    )
+
+
+def failed_start(table: Table, failed: Replica, now: datetime) -> Answer:
+    """What those hear who waited for `failed` to start, when the control plane says nothing better."""
+    reason = failed.last_line or failed.reason or failed.code or "the engine ended"
+    activation = table.activation(failed.model).activation
+    left_s = backoff_left_s(activation, table.record(failed.model), now)
+    return start_failed(failed.model, reason, retry_s=left_s)
+
+
+def _off(name: str) -> Answer:
+    return answer(
+        "model_off",
+        f"The model {name!r} is configured and switched off (max 0); an operator can switch it on.",
+        param="model",
+    )
+
+
+def out_of_reach(model: str) -> Answer:
+    return answer(
+        "yard_unavailable",
+        f"The model {model!r} is running, but its engine does not answer this gateway; "
+        "try again shortly.",
+    )
 
 
 def unknown(name: str, *, synced: bool) -> Answer:

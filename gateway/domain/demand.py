@@ -80,6 +80,7 @@ def decide(
     scope: str,
     oldest_joined_s: float | None,
     refused: bool,
+    reached: bool,
     now_s: float,
     now: datetime,
     resend_s: float,
@@ -87,32 +88,39 @@ def decide(
 ) -> Send | Hold | GiveUp:
     """What to do about the demand of one (model, scope) whose requests find no ready replica.
 
+    `reached` False: the log shows a ready replica, which only this gateway cannot reach.
+
     1. nobody waits: nothing; the wish already sent stands, demand outlives its requester
     2. an activation is pending, or a refusal stands: decided; nothing is sent
-    3. no wish is open for this revision: send one
-    4. the oldest waiter, or the wish, has gone undecided too long: give up
-    5. nothing was decided for a while: the same message again
-    6. otherwise wait for whichever of 4 and 5 comes first
+    3. a replica is ready but out of reach: there is nothing to ask for; give up when it lasts
+    4. no wish is open for this revision: send one
+    5. the oldest waiter, or the wish, has gone undecided too long: give up
+    6. nothing was decided for a while: the same message again
+    7. otherwise wait for whichever of 5 and 6 comes first
     """
     if oldest_joined_s is None:  # 1
         # The open wish is remembered: the next request within the window must not send another.
         return Hold(until_s=None, asked=asked if asked and asked.rev == entry.rev else None)
     if is_pending(entry) or refused:  # 2
         return Hold(until_s=None, asked=None)
-    if asked is None or asked.rev != entry.rev:  # 3
+    if not reached:  # 3
+        if now_s - oldest_joined_s >= no_decision_s:
+            return GiveUp(joined_until_s=now_s - no_decision_s)
+        return Hold(until_s=oldest_joined_s + no_decision_s, asked=asked)
+    if asked is None or asked.rev != entry.rev:  # 4
         text = message_id(model, scope, entry.rev, now)
         return Send(
             message_id=text,
             asked=Asked(rev=entry.rev, message_id=text, since_s=now_s, last_sent_s=now_s),
         )
     undecided_since_s = max(asked.since_s, oldest_joined_s)
-    if now_s - undecided_since_s >= no_decision_s:  # 4
+    if now_s - undecided_since_s >= no_decision_s:  # 5
         return GiveUp(joined_until_s=now_s - no_decision_s)
     resend_at_s = asked.last_sent_s + resend_s
-    if now_s >= resend_at_s:  # 5
+    if now_s >= resend_at_s:  # 6
         text = message_id(model, scope, entry.rev, now)
         return Send(
             message_id=text,
             asked=Asked(rev=entry.rev, message_id=text, since_s=asked.since_s, last_sent_s=now_s),
         )
-    return Hold(until_s=min(resend_at_s, undecided_since_s + no_decision_s), asked=asked)  # 6
+    return Hold(until_s=min(resend_at_s, undecided_since_s + no_decision_s), asked=asked)  # 7

@@ -133,7 +133,8 @@ class WaitingRoom:
     def held_bytes(self, key: Key) -> int:
         return self._bytes.get(key, 0)
 
-    def keys(self) -> tuple[Key, ...]:
+    def waited_for(self) -> tuple[Key, ...]:
+        """Every (model, scope) somebody waits for."""
         return tuple(self._by_key)
 
     def by_model(self) -> dict[str, int]:

@@ -1,0 +1,185 @@
+"""Answers what the gateway itself is asked: models and their standing, health, numbers, timelines, preflights.
+
+All of it only reads: no scrape, probe or listing starts a model, wakes one or counts as a use.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+import msgspec
+
+from gateway.domain.admission import unknown
+from gateway.domain.answers import Answer, answer
+from gateway.domain.cors import preflight_headers
+from gateway.domain.names import Place
+from gateway.domain.status import model_card, model_list
+from gateway.gateway import Gateway
+from gateway.http.messages import Request, Responder
+from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.timeline import Timelines, shown
+
+JSON = (b"content-type", b"application/json")
+
+
+class Admin:
+    """The gateway's own routes, all but inference."""
+
+    def __init__(self, gateway: Gateway, metrics: Metrics, timelines: Timelines) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+        self._timelines = timelines
+        metrics.watch(self.gauges)
+
+    async def serve(self, place: Place, request: Request, respond: Responder) -> Answer | int:
+        """Answers, returning the status; or returns the refusal for the caller to write."""
+        match place.kind:
+            case "preflight":
+                headers = preflight_headers(request.headers.get(b"access-control-request-headers"))
+                await respond.send(204, headers, b"")
+                return 204
+            case "healthz":
+                return await _json(respond, 200, {"status": "ok"})
+            case "readyz":
+                return await self._readyz(respond)
+            case "metrics":
+                await respond.send(200, ((b"content-type", CONTENT_TYPE),), self._metrics.render())
+                return 200
+            case "timeline":
+                return await self._timeline(request, respond)
+            case "models":
+                return await self._models(respond)
+            case "model":
+                return await self._model(place.model, respond)
+            case "bad_model_id":
+                return answer("invalid_request", "The model id in the path is not UTF-8.")
+            case "method_not_allowed":
+                respond.add_header(b"allow", place.allow.encode())
+                return answer(
+                    "method_not_allowed",
+                    f"{request.method} is not answered here, only {place.allow}.",
+                )
+            case "route_not_forwarded":
+                return answer(
+                    "route_not_forwarded",
+                    f"The gateway does not pass {request.path} on to engines.",
+                )
+            case "not_found" | "inference":
+                return answer("not_found", f"There is nothing at {request.path}.")
+
+    async def _readyz(self, respond: Responder) -> int:
+        gateway = self._gateway
+        ready = gateway.table is not None and not gateway.draining
+        return await _json(
+            respond,
+            200 if ready else 503,
+            {
+                "ready": ready,
+                "synced": gateway.synced,
+                "connected": gateway.is_connected(),
+                "draining": gateway.draining,
+                "position": gateway.table.position if gateway.table is not None else None,
+                "broken": dict(gateway.table.broken) if gateway.table is not None else {},
+            },
+        )
+
+    async def _timeline(self, request: Request, respond: Responder) -> Answer | int:
+        if not is_loopback(request.peer):
+            return answer("not_found", "Timelines are shown on this machine only.")
+        wanted = parse_qs(request.query.decode("latin-1")).get("request", [""])[0]
+        found = self._timelines.find(wanted)
+        if found is None:
+            return answer("not_found", f"No timeline of a request {wanted!r} is kept.")
+        return await _json(respond, 200, shown(found, self._gateway.clock))
+
+    async def _models(self, respond: Responder) -> Answer | int:
+        gateway = self._gateway
+        if gateway.table is None:
+            return answer("yard_unavailable", "This gateway has not read the catalog yet.")
+        listed = model_list(
+            gateway.table,
+            gateway.clock.now(),
+            waiting=gateway.room.by_model(),
+            stale=not gateway.synced,
+            ejected=gateway.standing().ejected,
+        )
+        await respond.send(200, (JSON,), msgspec.json.encode(listed))
+        return 200
+
+    async def _model(self, name: str, respond: Responder) -> Answer | int:
+        gateway = self._gateway
+        table = gateway.table
+        if table is None:
+            return answer("yard_unavailable", "This gateway has not read the catalog yet.")
+        model = table.model(name)
+        if model is None:
+            return unknown(name, synced=gateway.synced)
+        card = model_card(
+            table,
+            table.models[model.name],
+            gateway.clock.now(),
+            asked_as=name,
+            waiting=gateway.room.by_model().get(model.name, 0),
+            ejected=gateway.standing().ejected,
+        )
+        await respond.send(200, (JSON,), msgspec.json.encode(card))
+        return 200
+
+    def gauges(self) -> dict[str, tuple[str, dict[str, float]]]:
+        """What is read at scrape time; labels are catalog names or none."""
+        gateway = self._gateway
+        table = gateway.table
+        inflight: dict[str, float] = {}
+        for replica_id, count in gateway.usage.by_replica.items():
+            replica = None if table is None else table.replicas.get(replica_id)
+            model = replica.model if replica is not None else "(gone)"
+            inflight[model] = inflight.get(model, 0) + count
+        return {
+            "yard_gateway_inflight": ("Requests running at engines.", inflight or {"": 0}),
+            "yard_gateway_waiting": (
+                "Requests in the waiting room.",
+                {m: float(n) for m, n in gateway.room.by_model().items()} or {"": 0},
+            ),
+            "yard_gateway_synced": (
+                "1 when the table holds the whole log, 0 from a snapshot or without one.",
+                {"": float(gateway.synced)},
+            ),
+            "yard_gateway_connected": (
+                "1 while NATS is connected.",
+                {"": float(gateway.is_connected())},
+            ),
+            "yard_gateway_position": (
+                "Sequence of the last event applied.",
+                {"": float(table.position if table is not None else 0)},
+            ),
+            "yard_gateway_broken_subjects": (
+                "Subjects whose last event cannot be read.",
+                {"": float(len(table.broken) if table is not None else 0)},
+            ),
+            "yard_gateway_unknown_events": (
+                "Events of a newer type or version that were not folded.",
+                {"": float(table.unknown_events if table is not None else 0)},
+            ),
+            "yard_gateway_ejected": (
+                "Replicas that did not answer this gateway as they should.",
+                {"": float(len(gateway.ejected))},
+            ),
+        }
+
+
+def is_loopback(peer: str) -> bool:
+    """Whether a client's address is this machine's own; with or without a port behind it."""
+    host = peer.strip("[]")
+    for text in (host, host.rpartition(":")[0].strip("[]")):
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+    return False
+
+
+async def _json(respond: Responder, status: int, body: Mapping[str, object]) -> int:
+    await respond.send(status, (JSON,), msgspec.json.encode(body))
+    return status

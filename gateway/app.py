@@ -1,0 +1,232 @@
+"""Wires a gateway together and says in which order its parts start and end; it decides nothing.
+
+Start: the log is followed in the background; the port opens once there is a table, synced or from the
+snapshot. End: new requests are turned away, running ones finish, then the yard hears the last beacon.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from events.connection import connect
+from events.ids import new_id
+from events.jetstream import JetStreamLog, JetStreamWire
+from events.log import EventLog, Wire
+from events.roles import inbox_prefix
+from events.secrets import read_secret, yard_secret_path
+from events.service import Service
+from gateway.activator import Activator
+from gateway.admin import Admin
+from gateway.beacons import Beacons
+from gateway.clock import LoopClock
+from gateway.domain.snapshot import restore
+from gateway.endpoints import EngineKey, Inference
+from gateway.follower_task import TableFollower
+from gateway.gateway import Gateway
+from gateway.handler import RequestHandler
+from gateway.http.bodies import BodyBudget
+from gateway.http.client import EngineClient
+from gateway.http.exchange import Exchange
+from gateway.http.limits import ClientLimits, ServerLimits
+from gateway.http.server import Server, serve
+from gateway.keys import engine_keys
+from gateway.metrics import Metrics
+from gateway.probe import Prober
+from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
+from gateway.timeline import Timelines
+from schemas.settings import GatewaySettings
+
+log = logging.getLogger("gateway")
+
+USER = "gateway"
+
+SYNC_BEFORE_SNAPSHOT_S = 0.5
+"""So long a connected gateway waits for the log itself before it serves from a snapshot."""
+
+
+@dataclass(slots=True)
+class RunningGateway:
+    """A gateway whose port is open."""
+
+    gateway: Gateway
+    server: Server
+    metrics: Metrics
+    timelines: Timelines
+    activator: Activator
+    client: EngineClient
+    snapshots: SnapshotWriter
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+
+@asynccontextmanager
+async def run_gateway(
+    gateway_id: str,
+    settings: GatewaySettings,
+    *,
+    data: Path,
+    events: EventLog,
+    wire: Wire,
+    engine_key: EngineKey,
+    prefix: str = "yard",
+) -> AsyncIterator[RunningGateway]:
+    """Runs a gateway for as long as the block lasts; the end of the block drains it.
+
+    A task of it that fails ends the block with that failure.
+    """
+    clock = LoopClock()
+    gateway = Gateway(gateway_id, settings, clock)
+    metrics = Metrics()
+    timelines = Timelines()
+    client = EngineClient(ClientLimits(connect_timeout_s=settings.connect_timeout_s))
+    activator = Activator(gateway, events, metrics, new_command_id=new_id)
+    prober = Prober(gateway, client, engine_key=engine_key)
+    beacons = Beacons(gateway, wire, metrics, incarnation=new_id())
+    path = snapshot_path(data, gateway_id)
+    snapshots = SnapshotWriter(gateway, path, metrics)
+    synced = asyncio.Event()
+
+    def on_synced() -> None:
+        synced.set()
+
+    follower = TableFollower(
+        gateway, events, prefix=prefix, on_synced=on_synced, on_identity=snapshots.identify
+    )
+    gateway.is_connected = lambda: events.connected and follower.connected
+    gateway.on_demand = activator.look
+    gateway.on_edge = beacons.edge
+    gateway.on_suspect = prober.suspect
+    gateway.on_endpoint_gone = client.forget
+
+    def model_gone(model: str) -> None:
+        timelines.forget_model(model)
+        activator.forget_model(model)
+
+    gateway.on_model_gone = model_gone
+    inference = Inference(
+        gateway, client, metrics, timelines, engine_key=engine_key, new_exchange=Exchange
+    )
+    admin = Admin(gateway, metrics, timelines)
+    handler = RequestHandler(gateway, inference, admin, metrics, new_request_id=new_id)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(follower.run(), name="follower")]
+            await _first_table(gateway, prober, path, synced)
+            server = await _listen(handler, settings)
+            tasks += [
+                group.create_task(beacons.run(), name="beacons"),
+                group.create_task(snapshots.run(), name="snapshots"),
+                group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
+            ]
+            log.info("gateway listens", extra={"gateway": gateway_id, "port": server.port})
+            try:
+                yield RunningGateway(
+                    gateway=gateway,
+                    server=server,
+                    metrics=metrics,
+                    timelines=timelines,
+                    activator=activator,
+                    client=client,
+                    snapshots=snapshots,
+                )
+                await _drain(gateway, server, beacons)
+            finally:
+                await server.close()
+            await snapshots.write_now()
+            for task in tasks:
+                task.cancel()
+    finally:
+        await activator.close()
+        await prober.close()
+        await client.close()
+        gateway.close()
+
+
+async def _first_table(gateway: Gateway, prober: Prober, path: Path, synced: asyncio.Event) -> None:
+    """Returns once there is a table to serve from.
+
+    1. the log itself, when it can be read within a moment
+    2. the snapshot, every endpoint of it asked once whether it is still what it was
+    3. neither: wait for the log, however long
+    """
+    try:
+        async with asyncio.timeout(SYNC_BEFORE_SNAPSHOT_S):
+            await synced.wait()
+    except TimeoutError:
+        pass
+    else:
+        return  # 1
+    snapshot = await asyncio.to_thread(read_snapshot, path)
+    if snapshot is not None and gateway.table is None:  # 2
+        table = restore(snapshot)
+        gateway.install(table, synced=False)
+        await prober.check_all([r for r in table.replicas.values() if table.may_route(r)])
+        log.warning(
+            "serving from a snapshot",
+            extra={"position": snapshot.position, "ejected": len(gateway.ejected)},
+        )
+        return
+    await synced.wait()  # 3
+
+
+async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:
+    host, _, port = settings.listen.rpartition(":")
+    return await serve(
+        handler,
+        host.strip("[]"),
+        int(port),
+        ServerLimits(
+            body_bytes=settings.body_limit_bytes, body_memory_bytes=settings.body_memory_bytes
+        ),
+        budget=BodyBudget(settings.body_budget_bytes),
+    )
+
+
+async def _drain(gateway: Gateway, server: Server, beacons: Beacons) -> None:
+    """New requests are turned away, running and waiting ones get their time, then the last beacon."""
+    drain_s = gateway.settings.drain_s
+    gateway.draining = True
+    beacons.edge(True)
+    # Whoever still waits shortly before the end is told to come back instead of being cut off.
+    loop = asyncio.get_running_loop()
+    dismissal = loop.call_later(max(drain_s - 1.0, drain_s / 2), gateway.dismiss_all)
+    try:
+        cut = await server.drain(drain_s)
+    finally:
+        dismissal.cancel()
+    log.info("gateway drained", extra={"gateway": gateway.id, "cut": cut})
+    await beacons.leave()
+
+
+async def main(service: Service) -> None:
+    """The gateway as a service of the yard. Raises SecretMissing, FatalError."""
+    settings = service.settings
+    keys = engine_keys(read_secret(yard_secret_path(service.data)))
+    user = service.nats_user(USER)
+    connection = await connect(
+        settings.nats,
+        name=f"gateway {service.id}",
+        user=user,
+        # Read at each attempt: a file that was replaced is followed without a restart.
+        password=lambda: service.nats_password(user),
+        inbox_prefix=inbox_prefix(user),
+        prefix=settings.yard.prefix,
+    )
+    try:
+        async with run_gateway(
+            service.id,
+            settings.gateway,
+            data=service.data,
+            events=JetStreamLog(connection, source=f"/gateway/{service.id}"),
+            wire=JetStreamWire(connection),
+            engine_key=keys,
+            prefix=settings.yard.prefix,
+        ):
+            await service.stopping.wait()
+    finally:
+        await connection.close()

@@ -1,0 +1,81 @@
+"""Tells the yard what this gateway has in use: every second, and at once when it begins, ends or a drain comes.
+
+Beacons decide whether engines are stopped, so they only ever repeat what gateway/domain/usage.py counted;
+a beacon that is lost is replaced by the next.
+"""
+
+import asyncio
+import contextlib
+
+from events.log import Wire
+from gateway.gateway import Gateway
+from gateway.metrics import Metrics
+from schemas.beacons import GatewayBeacon
+
+KIND = "gateway"
+
+MIN_GAP_S = 0.02
+"""Edges closer than this share one beacon: a busy model crosses 0 and 1 with every request."""
+
+
+class Beacons:
+    """One task, `run`; `edge` wakes it."""
+
+    def __init__(self, gateway: Gateway, wire: Wire, metrics: Metrics, *, incarnation: str) -> None:
+        self._gateway = gateway
+        self._wire = wire
+        self._metrics = metrics
+        self._incarnation = incarnation
+        self._n = 0
+        self._due = asyncio.Event()
+        self._urgent = False
+
+    def edge(self, urgent: bool) -> None:
+        """Something began or ended. `urgent`: somebody waits for exactly this beacon (a drain)."""
+        self._urgent = self._urgent or urgent
+        self._due.set()
+
+    def beacon(self, *, leaving: bool = False) -> GatewayBeacon:
+        """What is in use now; counts up `n`."""
+        gateway = self._gateway
+        self._n += 1
+        return GatewayBeacon(
+            gateway=gateway.id,
+            incarnation=self._incarnation,
+            n=self._n,
+            # A table from a snapshot knows nothing of events since: it confirms none of them.
+            position=gateway.table.position if gateway.table is not None and gateway.synced else 0,
+            inflight=dict(gateway.usage.by_replica),
+            waiting=gateway.room.by_model(),
+            last_use_age_s=gateway.usage.last_use_age_s(gateway.clock.now_s()),
+            leaving=leaving,
+        )
+
+    async def run(self) -> None:
+        """Publishes until cancelled."""
+        clock = self._gateway.clock
+        interval_s = self._gateway.settings.beacon_s
+        while True:
+            self._due.clear()
+            self._urgent = False
+            await self._wire.beacon(KIND, self._gateway.id, self.beacon())
+            sent_s = clock.now_s()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), interval_s)
+            late_s = clock.now_s() - sent_s - interval_s
+            self._metrics.loop_lag.set(max(0.0, late_s))
+            gap_s = sent_s + MIN_GAP_S - clock.now_s()
+            if gap_s > 0 and not self._urgent:
+                await self._settle(gap_s)
+
+    async def _settle(self, gap_s: float) -> None:
+        """Lets more edges come, unless one of them is urgent."""
+        deadline_s = self._gateway.clock.now_s() + gap_s
+        while not self._urgent and (left_s := deadline_s - self._gateway.clock.now_s()) > 0:
+            self._due.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), left_s)
+
+    async def leave(self) -> None:
+        """The last word: nothing runs here any more and nothing will."""
+        await self._wire.beacon(KIND, self._gateway.id, self.beacon(leaving=True))

@@ -1,0 +1,312 @@
+"""Serves one request for inference: reads what it needs of it, waits if it must, relays the engine's answer.
+
+Policy is in gateway/domain; here is only its order. It must not decide what runs, and never hands a
+client's own credentials to an engine.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.domain.admission import Route, Wait
+from gateway.domain.answers import Answer, answer
+from gateway.domain.http_rules import engine_request_headers
+from gateway.domain.model_rewrite import model_spans
+from gateway.domain.request_fields import FieldsProblem, read_fields
+from gateway.domain.routing import Loss, after_loss
+from gateway.gateway import Gateway, Run
+from gateway.http.bodies import BodySource, PatchedBody
+from gateway.http.client import EngineClient
+from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
+from gateway.http.exchange import Exchange
+from gateway.http.messages import Request, Responder
+from gateway.metrics import Metrics
+from gateway.timeline import Timeline, Timelines
+from schemas.model import Model
+from schemas.replica import Replica
+
+log = logging.getLogger("gateway.endpoints")
+
+EngineKey = Callable[[Replica], str | None]
+"""The key an engine of this launch asks for; None: it has none."""
+
+
+@dataclass(slots=True)
+class Served:
+    """How a request ended, for the access log and the counters."""
+
+    status: int = 0
+    code: str = "ok"
+    model: str = ""
+    replica: str = ""
+    waited_s: float = 0.0
+    moves: int = 0
+    sent_bytes: int = 0
+    complete: bool = True
+    why: str = ""
+
+
+class _Lost(Exception):
+    """The replica went away before the first byte of its answer."""
+
+    def __init__(self, loss: Loss, why: str) -> None:
+        super().__init__(why)
+        self.loss: Loss = loss
+
+
+class Inference:
+    """The three inference endpoints; one object for all requests."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        client: EngineClient,
+        metrics: Metrics,
+        timelines: Timelines,
+        *,
+        engine_key: EngineKey,
+        new_exchange: Callable[[Callable[[], None]], Exchange],
+    ) -> None:
+        self._gateway = gateway
+        self._client = client
+        self._metrics = metrics
+        self._timelines = timelines
+        self._engine_key = engine_key
+        self._new_exchange = new_exchange
+
+    async def serve(
+        self, path: str, request: Request, respond: Responder, timeline: Timeline, served: Served
+    ) -> None:
+        """Answers `request` for the inference `path`.
+
+        1. what cannot be read as a request for a model is refused before anything is asked
+        2. then, until it is answered: admit; wait; run. A lost replica leads back to `admit`.
+        """
+        unreadable = media_type_problem(request)
+        if unreadable is not None:
+            await reply(respond, unreadable, served)
+            return
+        fields = read_fields(await request.body.read_all())
+        if isinstance(fields, FieldsProblem):  # 1
+            await reply(
+                respond, answer("invalid_request", fields.message, param=fields.param), served
+            )
+            return
+        gateway = self._gateway
+        deadline_s: float | None = None
+        unplanned = planned = 0
+        while True:  # 2
+            decision = gateway.admit(fields.model, path)
+            match decision:
+                case Answer():
+                    await reply(respond, decision, served)
+                    return
+                case Wait(model=model, scope=scope):
+                    self._name(timeline, served, model)
+                    if deadline_s is None:
+                        deadline_s = gateway.clock.now_s() + gateway.wait_s
+                    refused = await self._wait(
+                        model, scope, deadline_s, request.body.size, timeline, served
+                    )
+                    if refused is not None:
+                        await reply(respond, refused, served)
+                        return
+                case Route(model=model):
+                    self._name(timeline, served, model)
+                    alias = fields.model if fields.model != model.name else None
+                    try:
+                        await self._run(decision, path, request, alias, respond, timeline, served)
+                    except _Lost as lost:
+                        verdict = after_loss(
+                            lost.loss, unplanned_before=unplanned, planned_before=planned
+                        )
+                        self._metrics.rerouted.labels(lost.loss).inc()
+                        if verdict == "engine_error":
+                            await reply(respond, _engine_error(model, lost), served)
+                            return
+                        served.moves += 1
+                        if lost.loss == "stopped":
+                            planned += 1
+                        else:
+                            unplanned += 1
+                        # It had its place; waiting for another replica is a wait of its own.
+                        deadline_s = None
+                    else:
+                        return
+
+    def _name(self, timeline: Timeline, served: Served, model: Model) -> None:
+        if not served.model:
+            served.model = model.name
+            self._timelines.keep(timeline, model.name)
+
+    async def _wait(
+        self,
+        model: Model,
+        scope: str,
+        deadline_s: float,
+        size_bytes: int,
+        timeline: Timeline,
+        served: Served,
+    ) -> Answer | None:
+        """Waits in the room; None: look again. Whatever ends the wait, the place is given back."""
+        gateway = self._gateway
+        clock = gateway.clock
+        joined_s = clock.now_s()
+        timeline.first("joined", joined_s)
+        ticket = gateway.join(
+            model,
+            scope,
+            size_bytes=size_bytes,
+            deadline_s=deadline_s,
+            on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
+        )
+        if isinstance(ticket, Answer):
+            return ticket
+        try:
+            refused = await ticket.outcome
+        finally:
+            gateway.leave(ticket)
+            waited_s = clock.now_s() - joined_s
+            served.waited_s += waited_s
+            self._metrics.waited.labels(model.name).observe(waited_s)
+        timeline.mark("woken", clock.now_s())
+        return refused
+
+    async def _run(
+        self,
+        route: Route,
+        path: str,
+        request: Request,
+        alias: str | None,
+        respond: Responder,
+        timeline: Timeline,
+        served: Served,
+    ) -> None:
+        """Runs the request at a replica. Raises _Lost when that went away before the first byte."""
+        gateway = self._gateway
+        clock = gateway.clock
+        exchange = self._new_exchange(lambda: timeline.mark("written_to_engine", clock.now_s()))
+        run = gateway.start(route, exchange.abort)
+        replica = run.replica
+        served.replica = replica.id
+        assert replica.endpoint is not None, "routable replicas have an endpoint"
+        body: BodySource = request.body
+        if alias is not None:
+            spans = model_spans(await request.body.read_all())
+            body = PatchedBody(request.body, spans, msgspec.json.encode(route.model.name))
+        target = path if not request.query else f"{path}?{request.query.decode('latin-1')}"
+        used = False
+        try:
+            response = await self._client.request(
+                replica.endpoint,
+                "POST",
+                target,
+                _engine_headers(request, self._engine_key(replica)),
+                body,
+                exchange=exchange,
+            )
+            if response.status == 401:
+                # Whoever has that port now does not know this launch's key.
+                response.abort()
+                raise _Lost("not_this_launch", "the engine did not know this launch's key")
+
+            def first_byte() -> None:
+                nonlocal used
+                used = run.has_byte = True
+                timeline.mark("first_byte", clock.now_s())
+
+            relayed = await respond.relay(
+                response,
+                headers=(_waited(served),),
+                model=alias,
+                before_first_byte=first_byte,
+            )
+        except ConnectFailed as error:
+            raise self._lost(run, "refused_connection", error.reason) from error
+        except (EngineGone, BadEngineAnswer) as error:
+            raise self._lost(run, "broke", error.reason) from error
+        except _Lost as lost:
+            raise self._lost(run, lost.loss, str(lost)) from None
+        finally:
+            gateway.finish(run, used=used)
+        served.status = relayed.status
+        served.sent_bytes = relayed.sent_bytes
+        served.complete = relayed.complete
+        served.why = relayed.reason
+        if not relayed.complete:
+            served.code = "engine_error"
+        elif relayed.status >= 400:
+            served.code = "engine_status"
+        if relayed.first_byte_at is not None:
+            timeline.mark("first_byte", relayed.first_byte_at)
+        if relayed.last_byte_at is not None:
+            timeline.mark("last_byte", relayed.last_byte_at)
+        written_s = timeline.marks.get("written_to_engine")
+        first_s = timeline.marks.get("first_byte")
+        if written_s is not None and first_s is not None:
+            self._metrics.first_byte.labels(route.model.name).observe(first_s - written_s)
+
+    def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
+        """What the log said about the end of the replica wins over what its connection did."""
+        if run.lost is not None:
+            return _Lost(run.lost, why)
+        self._gateway.suspect(run.replica, loss)
+        log.warning(
+            "request lost its replica",
+            extra={"replica": run.replica.id, "model": run.model, "loss": loss, "why": why},
+        )
+        return _Lost(loss, why)
+
+
+async def reply(respond: Responder, refused: Answer, served: Served) -> None:
+    """Writes an answer of the code table."""
+    served.status = refused.status
+    served.code = refused.code
+    await respond.send_error(
+        refused.status,
+        refused.code,
+        refused.message,
+        type=refused.type,
+        param=refused.param,
+        headers=[*refused.headers(), _waited(served)],
+    )
+
+
+def media_type_problem(request: Request) -> Answer | None:
+    """415 for a body that cannot be JSON by its own account; curl's default type is taken as JSON."""
+    kind = (request.headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
+    if kind.startswith((b"multipart/", b"image/", b"audio/", b"video/")):
+        return answer(
+            "unsupported_media_type",
+            f"Content-Type {kind.decode('latin-1')!r} is not served here; send application/json.",
+        )
+    encoding = (request.headers.get(b"content-encoding") or b"identity").strip().lower()
+    if encoding != b"identity":
+        return answer(
+            "unsupported_media_type",
+            f"Content-Encoding {encoding.decode('latin-1')!r} is not understood; "
+            "send the body as it is.",
+        )
+    return None
+
+
+def _engine_headers(request: Request, key: str | None) -> list[tuple[bytes, bytes]]:
+    """The client's headers as an engine may see them; the body is JSON whatever its label said."""
+    kept = [h for h in request.headers.items if h[0] != b"content-type"]
+    return engine_request_headers(
+        kept, engine_key=key, extra=((b"content-type", b"application/json"),)
+    )
+
+
+def _waited(served: Served) -> tuple[bytes, bytes]:
+    """How long the request waited for its model; 0 for one that found it ready."""
+    return b"x-yard-waited-ms", b"%d" % round(served.waited_s * 1000)
+
+
+def _engine_error(model: Model, lost: _Lost) -> Answer:
+    return answer(
+        "engine_error",
+        f"The model {model.name!r} lost its engine before it answered, twice: {lost}.",
+    )

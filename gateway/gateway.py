@@ -1,0 +1,399 @@
+"""Holds what one gateway knows and has in hand, and turns each change of the table into its effects.
+
+Everything here is synchronous and runs on one loop: a decision and what it reserves (a place in the
+waiting room, a count on a replica, an answer owed) is one call that nothing can come between. It does no
+I/O: requests, log, engines and files are the affair of the tasks around it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gateway.clock import Clock
+from gateway.domain.admission import (
+    Keep,
+    Refuse,
+    Release,
+    Route,
+    Standing,
+    Wait,
+    admit,
+    ends_the_wait,
+    failed_start,
+    out_of_reach,
+    queue_full,
+    settle,
+    timed_out,
+    undecided,
+)
+from gateway.domain.answers import Answer, answer
+from gateway.domain.routing import Loss, choose, loss_by_log
+from gateway.domain.table import (
+    Change,
+    ModelTouched,
+    NodeTouched,
+    ReplicaChanged,
+    Table,
+)
+from gateway.domain.usage import Usage
+from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
+from schemas.model import Model
+from schemas.replica import Replica
+from schemas.settings import GatewaySettings
+
+log = logging.getLogger("gateway")
+
+FAILED_START_GRACE_S = 0.25
+"""A failed start is followed by the control plane's refusal, which knows when to come back; without
+one its waiters are answered after this."""
+
+DEFAULT_WAIT_S = GatewaySettings().wait_s
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One request at one replica, counted as in use until `Gateway.finish`.
+
+    `abort` closes the engine's connection; `lost` says how the log ended it, when it did.
+    """
+
+    model: str
+    replica: Replica
+    abort: Callable[[str], None]
+    has_byte: bool = False
+    lost: Loss | None = None
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A place in the waiting room: `outcome` becomes None (look again) or the answer, exactly once.
+
+    `on_asked` is called when a wish for its model goes out while it waits.
+    """
+
+    waiter: Waiter
+    on_asked: Callable[[], None]
+    outcome: "asyncio.Future[Answer | None]" = field(repr=False)
+
+
+class Gateway:
+    """The state of one gateway. Others hand it callbacks: `on_demand(key)` when somebody's wait may need
+    a wish to be sent, `on_edge(urgent)` when a beacon is due, `on_suspect(replica)` when a replica must
+    be probed before anything is routed there again, `on_model_gone(model)` and
+    `on_endpoint_gone(endpoint)` when nothing of them need be kept."""
+
+    def __init__(self, gateway_id: str, settings: GatewaySettings, clock: Clock) -> None:
+        self.id = gateway_id
+        self.settings = settings
+        self.clock = clock
+        self.wait_s = settings.wait_s if settings.wait_s > 0 else DEFAULT_WAIT_S
+        self.table: Table | None = None
+        self.synced = False
+        self.draining = False
+        self.is_connected: Callable[[], bool] = lambda: False
+        self.usage = Usage()
+        self.room = WaitingRoom(
+            max_requests=settings.waiting_requests, max_bytes=settings.waiting_bytes
+        )
+        self.ejected: dict[str, Loss | str] = {}
+        self._ejected_ids: frozenset[str] = frozenset()
+        self.on_demand: Callable[[Key], None] = lambda key: None
+        self.on_edge: Callable[[bool], None] = lambda urgent: None
+        self.on_suspect: Callable[[Replica], None] = lambda replica: None
+        self.on_model_gone: Callable[[str], None] = lambda model: None
+        self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
+        self._tickets: dict[int, Ticket] = {}
+        self._runs: dict[str, set[Run]] = {}
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._grace_timers: set[asyncio.TimerHandle] = set()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        return Standing(
+            synced=self.synced,
+            connected=self.is_connected(),
+            draining=self.draining,
+            ejected=self._ejected_ids,
+        )
+
+    def admit(self, name: str, path: str) -> Route | Wait | Answer:
+        """What happens to a request now; nothing is reserved yet."""
+        return admit(self.table, name, path, self.standing(), self.clock.now())
+
+    def start(self, route: Route, abort: Callable[[str], None]) -> Run:
+        """Chooses a replica of the route and counts the request on it, in one step."""
+        replica = choose(route.candidates, self.usage.by_replica, key=self.id)
+        assert replica is not None, "a route has candidates"
+        run = Run(model=route.model.name, replica=replica, abort=abort)
+        self._runs.setdefault(replica.id, set()).add(run)
+        if self.usage.begin(run.model, replica.id):
+            self.on_edge(False)
+        return run
+
+    def finish(self, run: Run, *, used: bool) -> None:
+        """Ends what `start` counted. `used`: the client got an answer from it."""
+        runs = self._runs[run.replica.id]
+        runs.discard(run)
+        if not runs:
+            del self._runs[run.replica.id]
+        edge = self.usage.end(run.model, run.replica.id, self.clock.now_s(), used=used)
+        if edge:
+            table = self.table
+            known = None if table is None else table.replicas.get(run.replica.id)
+            self.on_edge(known is None or known.phase == "draining")
+
+    def join(
+        self,
+        model: Model,
+        scope: str,
+        *,
+        size_bytes: int,
+        deadline_s: float,
+        on_asked: Callable[[], None] = lambda: None,
+    ) -> Ticket | Answer:
+        """Admits a request to the waiting room and sees to it that the model is asked for."""
+        table = self.table
+        assert table is not None, "without a table there is no model to wait for"
+        key = (model.name, scope)
+        joined = self.room.join(
+            key,
+            size_bytes=size_bytes,
+            now_s=self.clock.now_s(),
+            deadline_s=deadline_s,
+            position=table.position,
+        )
+        match joined:
+            case Full(what=what, limit=limit):
+                return queue_full(table, model.name, what, limit, self.clock.now())
+            case Joined(waiter=waiter, first=first):
+                ticket = Ticket(
+                    waiter=waiter,
+                    on_asked=on_asked,
+                    outcome=asyncio.get_running_loop().create_future(),
+                )
+                self._tickets[waiter.ticket] = ticket
+                self._arm_deadline()
+                if first:
+                    self.on_edge(False)
+                self.on_demand(key)
+                return ticket
+
+    def asked_for(self, key: Key) -> None:
+        """A wish for `key` goes out now."""
+        for ticket in self._tickets.values():
+            if ticket.waiter.key == key:
+                ticket.on_asked()
+
+    def leave(self, ticket: Ticket) -> None:
+        """The client is gone, or the wait ended; safe to call after the outcome. The load goes on."""
+        self._tickets.pop(ticket.waiter.ticket, None)
+        if self.room.leave(ticket.waiter.ticket):
+            self._arm_deadline()
+            self._after_leaving(ticket.waiter.key)
+
+    def suspect(self, replica: Replica, loss: Loss) -> None:
+        """Routes nothing to this replica until a probe passed: it refused, broke or was another launch."""
+        table = self.table
+        if (
+            table is None
+            or table.replicas.get(replica.id) != replica
+            or not table.may_route(replica)
+        ):
+            return
+        if replica.id not in self.ejected:
+            self.ejected[replica.id] = loss
+            self._ejected_ids = frozenset(self.ejected)
+            log.warning(
+                "replica ejected",
+                extra={"replica": replica.id, "model": replica.model, "loss": loss},
+            )
+        self.on_suspect(replica)
+
+    def trust(self, replica_id: str) -> None:
+        """A probe passed, or the replica is over: routing follows the log again."""
+        if self.ejected.pop(replica_id, None) is None:
+            return
+        self._ejected_ids = frozenset(self.ejected)
+        replica = None if self.table is None else self.table.replicas.get(replica_id)
+        if replica is not None:
+            self.settle_model(replica.model)
+
+    # -- changes of the table --------------------------------------------------------------------
+
+    def install(self, table: Table, *, synced: bool) -> None:
+        """Swaps the table; requests at replicas that the new one does not know are routed again."""
+        before = self.table
+        self.table = table
+        self.synced = synced
+        for replica_id in [r for r in self.ejected if r not in table.replicas]:
+            self.trust(replica_id)
+        for replica_id in list(self._runs):
+            self._abort_lost(replica_id, table.replicas.get(replica_id))
+        for key in self.room.waited_for():
+            self._settle(key)
+        for model in () if before is None else before.models.keys() - table.models.keys():
+            self.on_model_gone(model)
+        self.on_edge(True)
+
+    def apply(self, changes: Iterable[Change], *, position: int) -> None:
+        """Carries out what a batch of events changed, after all of it is in the table.
+
+        1. requests without a byte at a replica that ended are taken back, those at others stay
+        2. whoever waits for a touched model is released, answered, or waits on
+        3. a drain is confirmed at once: the beacon carries a position behind that event
+        """
+        table = self.table
+        assert table is not None, "changes come after a table"
+        table.advance(position)
+        touched: dict[str, None] = {}
+        draining = False
+        for change in changes:
+            match change:
+                case ReplicaChanged(before=before, after=after):
+                    known = after or before
+                    if known is None:
+                        continue
+                    touched[known.model] = None
+                    draining = draining or (after is not None and after.phase == "draining")
+                    self._abort_lost(known.id, table.replicas.get(known.id) or after)  # 1
+                    if known.id not in table.replicas:
+                        self.trust(known.id)
+                        if known.endpoint is not None:
+                            self.on_endpoint_gone(known.endpoint)
+                    if after is not None and after.phase == "failed":
+                        self._failed(after, change.seq)
+                case ModelTouched(model=model):
+                    touched[model] = None
+                    if model not in table.models:
+                        self._forget_model(model)
+                case NodeTouched():
+                    touched.update(dict.fromkeys(m for m, _ in self.room.waited_for()))
+        for model in touched:
+            self.settle_model(model)  # 2
+        if draining:
+            self.on_edge(True)  # 3
+
+    def settle_model(self, model: str) -> None:
+        """Looks again at everybody who waits for `model`."""
+        for key in self.room.waited_for():
+            if key[0] == model:
+                self._settle(key)
+
+    def _settle(self, key: Key) -> None:
+        table = self.table
+        if table is None:
+            return
+        match settle(table, key[0], self.standing(), self.clock.now(), scope=key[1]):
+            case Release():
+                self._resolve(key, self.room.release(key), None)
+            case Refuse(answer=reply, decided_at=seq):
+                told = (
+                    self.room.release(key) if seq is None else self.room.refuse(key, decided_at=seq)
+                )
+                self._resolve(key, told, reply)
+            case Keep():
+                pass
+        # Also when nobody is left: the wish that was open is decided or not needed any more.
+        self.on_demand(key)
+
+    def _failed(self, replica: Replica, seq: int) -> None:
+        """A start failed. The refusal of it usually follows in milliseconds; do not sit out more."""
+        table = self.table
+        if table is None or not ends_the_wait(table, replica):
+            return
+        keys = [key for key in self.room.waited_for() if key[0] == replica.model]
+        if not keys:
+            return
+
+        def answer_waiters() -> None:
+            self._grace_timers.discard(handle)
+            now_table = self.table
+            if now_table is None:
+                return
+            # Whatever starts by now was not what they waited for: a failed start answers its waiters.
+            reply = failed_start(now_table, replica, self.clock.now())
+            for key in keys:
+                self._resolve(key, self.room.refuse(key, decided_at=seq), reply)
+
+        handle = asyncio.get_running_loop().call_later(FAILED_START_GRACE_S, answer_waiters)
+        self._grace_timers.add(handle)
+
+    def _abort_lost(self, replica_id: str, after: Replica | None) -> None:
+        for run in list(self._runs.get(replica_id, ())):
+            loss = loss_by_log(after, run.replica)
+            if loss is not None and not run.has_byte and run.lost is None:
+                run.lost = loss
+                run.abort(f"the replica {replica_id} is no longer this launch ({loss})")
+
+    def _forget_model(self, model: str) -> None:
+        self.usage.forget_model(model)
+        self.on_model_gone(model)
+
+    # -- ends of waits ---------------------------------------------------------------------------
+
+    def give_up(self, key: Key, *, joined_until_s: float) -> None:
+        """Nobody decided in time for those who joined until then."""
+        table = self.table
+        ready = table is not None and table.routable(key[0])
+        reply = out_of_reach(key[0]) if ready else undecided(key[0])
+        self._resolve(key, self.room.give_up(key, joined_until_s=joined_until_s), reply)
+
+    def dismiss_all(self) -> None:
+        """This gateway ends: whoever still waits is told to come back."""
+        for key in self.room.waited_for():
+            reply = answer("draining", "This gateway is shutting down; send the request again.")
+            self._resolve(key, self.room.release(key), reply)
+
+    def close(self) -> None:
+        """Releases every timer."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        for handle in self._grace_timers:
+            handle.cancel()
+        self._grace_timers.clear()
+
+    @property
+    def open_tickets(self) -> int:
+        return len(self._tickets)
+
+    def _expire(self) -> None:
+        self._deadline_timer = None
+        now_s, now = self.clock.now_s(), self.clock.now()
+        table = self.table
+        for waiter in self.room.expire(now_s):
+            model, scope = waiter.key
+            assert table is not None, "whoever waits joined with a table"
+            reply = timed_out(table, model, now_s - waiter.joined_s, now, scope=scope)
+            self._resolve(waiter.key, (waiter,), reply)
+        self._arm_deadline()
+
+    def _arm_deadline(self) -> None:
+        """One timer for the whole room, at its next deadline."""
+        due_s = self.room.next_deadline_s()
+        timer = self._deadline_timer
+        if timer is not None:
+            if due_s is not None and timer.when() <= due_s:
+                return  # It fires early at worst, finds nobody and is armed again.
+            timer.cancel()
+            self._deadline_timer = None
+        if due_s is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline_timer = loop.call_at(due_s, self._expire)
+
+    def _resolve(self, key: Key, waiters: tuple[Waiter, ...], reply: Answer | None) -> None:
+        """Gives those just taken out of the room their one outcome."""
+        for waiter in waiters:
+            ticket = self._tickets.pop(waiter.ticket, None)
+            if ticket is not None and not ticket.outcome.done():
+                ticket.outcome.set_result(reply)
+        if waiters:
+            self._arm_deadline()
+            self._after_leaving(key)
+
+    def _after_leaving(self, key: Key) -> None:
+        if self.room.count(key) == 0:
+            self.on_edge(False)
+            self.on_demand(key)

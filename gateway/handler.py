@@ -1,0 +1,109 @@
+"""The one entry of every request: an id, CORS, what the path means, and a line in the access log.
+
+It writes ids, sizes and times to the log, never content, and holds no policy of its own.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+
+from gateway.admin import Admin
+from gateway.domain.answers import Answer
+from gateway.domain.cors import answer_headers
+from gateway.domain.names import place_of
+from gateway.endpoints import Inference, Served, reply
+from gateway.gateway import Gateway
+from gateway.http.errors import ClientGone, RequestError
+from gateway.http.messages import Request, Responder
+from gateway.metrics import Metrics
+from gateway.timeline import Timeline
+
+access = logging.getLogger("gateway.access")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+CLIENT_GONE = 499
+"""What the log says when nobody was there to be answered; never sent."""
+
+
+class RequestHandler:
+    """Called by the HTTP core once per request, in a task of its own."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        inference: Inference,
+        admin: Admin,
+        metrics: Metrics,
+        *,
+        new_request_id: Callable[[], str],
+    ) -> None:
+        self._gateway = gateway
+        self._inference = inference
+        self._admin = admin
+        self._metrics = metrics
+        self._new_request_id = new_request_id
+
+    async def __call__(self, request: Request, respond: Responder) -> None:
+        request_id = self._request_id(request)
+        respond.add_header(b"x-request-id", request_id.encode())
+        origin = request.headers.get(b"origin")
+        for name, value in answer_headers(origin, self._gateway.settings.cors_origins):
+            respond.add_header(name, value)
+        timeline = Timeline(request_id, request.received_at)
+        served = Served()
+        place = place_of(request.method, request.path)
+        try:
+            if place.kind == "inference":
+                await self._inference.serve(request.path, request, respond, timeline, served)
+            else:
+                found = await self._admin.serve(place, request, respond)
+                if isinstance(found, Answer):
+                    await reply(respond, found, served)
+                else:
+                    served.status = found
+        except RequestError as error:
+            served.status, served.code = error.status, error.code
+            raise
+        except (asyncio.CancelledError, ClientGone):
+            served.status, served.code = served.status or CLIENT_GONE, "client_gone"
+            served.complete = False
+            raise
+        except Exception:
+            served.status, served.code = 500, "internal_error"
+            raise
+        finally:
+            if place.kind == "inference":
+                self._metrics.requests.labels(served.model, served.code).inc()
+            self._line(request, request_id, served)
+
+    def _request_id(self, request: Request) -> str:
+        """The client's own id when it is one we can put in a header and a log, else a new one."""
+        given = request.headers.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode("ascii")
+        return self._new_request_id()
+
+    def _line(self, request: Request, request_id: str, served: Served) -> None:
+        if not access.isEnabledFor(logging.INFO):
+            return
+        access.info(
+            "request",
+            extra={
+                "request": request_id,
+                "peer": request.peer,
+                "method": request.method,
+                "path": request.path,
+                "status": served.status,
+                "code": served.code,
+                "model": served.model,
+                "replica": served.replica,
+                "waited_ms": round(served.waited_s * 1000),
+                "duration_ms": round((self._gateway.clock.now_s() - request.received_at) * 1000),
+                "moves": served.moves,
+                "sent_bytes": served.sent_bytes,
+                "complete": served.complete,
+                "why": served.why,
+            },
+        )

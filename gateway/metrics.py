@@ -1,0 +1,88 @@
+"""The gateway's numbers for Prometheus; its labels are bounded by the catalog and the code table.
+
+A name a client made up never becomes a label. Reading them changes nothing and wakes nothing.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60)
+_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class GatewayNumbers(Collector):
+    """Gauges that are read from the gateway when it is scraped instead of being kept up to date."""
+
+    def __init__(self, read: Callable[[], dict[str, tuple[str, dict[str, float]]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (text, by_model) in self._read().items():
+            labels = ["model"] if set(by_model) != {""} else []
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for model, value in by_model.items():
+                family.add_metric([model] if labels else [], value)
+            yield family
+
+
+class Metrics:
+    """All counters of one gateway, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "yard_gateway_requests",
+            "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
+            ["model", "code"],
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "yard_gateway_wait_seconds",
+            "How long requests waited for a model that was not running.",
+            ["model"],
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        )
+        self.first_byte = Histogram(
+            "yard_gateway_first_byte_seconds",
+            "From the request written to the engine to the first byte of its answer.",
+            ["model"],
+            buckets=_BYTE_BUCKETS,
+            registry=self.registry,
+        )
+        self.rerouted = Counter(
+            "yard_gateway_rerouted",
+            "Requests that lost their replica before the first byte, by how.",
+            ["loss"],
+            registry=self.registry,
+        )
+        self.activates = Counter(
+            "yard_gateway_activates",
+            "Wishes sent to the log, repeats included.",
+            registry=self.registry,
+        )
+        self.activates_failed = Counter(
+            "yard_gateway_activates_failed", "Wishes the log did not take.", registry=self.registry
+        )
+        self.snapshot_failed = Counter(
+            "yard_gateway_snapshot_failed",
+            "Snapshots that could not be written.",
+            registry=self.registry,
+        )
+        self.loop_lag = Gauge(
+            "yard_gateway_loop_lag_seconds",
+            "How late the last beacon timer ran.",
+            registry=self.registry,
+        )
+
+    def watch(self, read: Callable[[], dict[str, tuple[str, dict[str, float]]]]) -> None:
+        """Adds gauges read at scrape time: name -> (text, value by model; "" for none)."""
+        self.registry.register(GatewayNumbers(read))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,114 @@
+"""Asks engines directly whether they answer as their launch: before a snapshot's routes are used, after one
+failed a request, and while its node is silent.
+
+A probe only reads the engine's model list with the launch's key: it loads nothing and is no use of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+from gateway.endpoints import EngineKey
+from gateway.gateway import Gateway
+from gateway.http.client import EngineClient
+from gateway.http.errors import EngineError
+from schemas.replica import Replica
+
+log = logging.getLogger("gateway.probe")
+
+PATH = "/v1/models"
+TIMEOUT_S = 3.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+UNREACHABLE_EVERY_S = 5.0
+AT_ONCE = 64
+"""So many endpoints are probed side by side when a snapshot is loaded."""
+
+
+class Prober:
+    """One task per suspected replica, and one that watches replicas on silent nodes."""
+
+    def __init__(self, gateway: Gateway, client: EngineClient, *, engine_key: EngineKey) -> None:
+        self._gateway = gateway
+        self._client = client
+        self._engine_key = engine_key
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def passes(self, replica: Replica) -> bool:
+        """Whether the engine at its endpoint answers, and as this launch.
+
+        401 is another launch, 5xx not ready. Any other status is an HTTP server that took the key:
+        not every engine has the route asked.
+        """
+        if replica.endpoint is None:
+            return False
+        key = self._engine_key(replica)
+        headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.request(replica.endpoint, "GET", PATH, headers)
+                response.abort()
+        except (EngineError, TimeoutError):
+            return False
+        return response.status != 401 and response.status < 500
+
+    async def check_all(self, replicas: list[Replica]) -> None:
+        """Probes each once, ejecting those that do not answer; they are tried again in the background."""
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def check(replica: Replica) -> None:
+            async with slots:
+                if not await self.passes(replica):
+                    self._gateway.suspect(replica, "refused_connection")
+
+        async with asyncio.TaskGroup() as group:
+            for replica in replicas:
+                group.create_task(check(replica))
+
+    def suspect(self, replica: Replica) -> None:
+        """Probes until it passes or the replica is over; called each time it fails somebody."""
+        if replica.id in self._tasks:
+            return
+        task = asyncio.get_running_loop().create_task(self._until_passed(replica))
+        self._tasks[replica.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(replica.id, None))
+
+    async def _until_passed(self, replica: Replica) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self._still_known(replica):
+            if await self.passes(replica):
+                log.info("replica answers again", extra={"replica": replica.id})
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        # Over, or another launch by the log: what was suspected is not there any more.
+        self._gateway.trust(replica.id)
+
+    def _still_known(self, replica: Replica) -> bool:
+        table = self._gateway.table
+        known = None if table is None else table.replicas.get(replica.id)
+        return known is not None and known.endpoint == replica.endpoint
+
+    async def watch_silent_nodes(self) -> None:
+        """Probes replicas on unreachable nodes: they are routed to only while they answer."""
+        while True:
+            table = self._gateway.table
+            if table is not None and any(
+                n.reach == "unreachable" for n in table.nodestates.values()
+            ):
+                await self.check_all(
+                    [
+                        r
+                        for r in list(table.replicas.values())
+                        if table.may_route(r) and table.unreachable(r)
+                    ]
+                )
+            await asyncio.sleep(UNREACHABLE_EVERY_S)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
