@@ -1,100 +1,166 @@
-"""One request and its answer as a handler sees them; it knows neither sockets nor engines' policy.
+"""One request and its answer as a handler sees them: head and body in, one answer out.
 
-SIGNATURES ONLY, the implementation follows in the next commits under the same names.
+Framing, keep-alive, HEAD and HTTP/1.0 are settled here; which answer it is, is the handler's
+decision. Nothing here reads a socket: the protocol in server_protocol.py is its wire.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from msgspec import Struct
+from gateway.domain import error_bodies, http_rules
+from gateway.domain.chunked import LAST_CHUNK, chunk
+from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList, Headers
+from gateway.http import relay as relaying
+from gateway.http.bodies import Body
+from gateway.http.engine_response import EngineResponse
+from gateway.http.errors import ClientGone
+from gateway.http.relay import Relayed
 
-HeaderList = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, values as sent; order and repetitions kept."""
+JSON_TYPE = (b"content-type", b"application/json")
 
 
-class Headers(Protocol):
-    """The headers of a message. `items` is a list of (lower-case name, value) as bytes."""
+class Wire(Protocol):
+    """What an answer needs of the connection it goes out on."""
 
-    items: list[tuple[bytes, bytes]]
+    loop: asyncio.AbstractEventLoop
 
-    def get(self, name: bytes, default: bytes | None = None) -> bytes | None:
-        """The first value of `name` (given in lower case), else `default`."""
+    def write(self, block: bytes) -> None:
+        """Writes without waiting; ignored when the client is gone."""
         ...
 
-    def get_all(self, name: bytes) -> list[bytes]: ...
+    async def drain(self) -> None:
+        """Waits while the client is slow."""
+        ...
+
+    def will_close(self) -> bool:
+        """Whether this answer is the last on the connection."""
+        ...
+
+    def close_after(self) -> None:
+        """This answer is the last."""
+        ...
+
+    def flow_to(self, response: EngineResponse | None) -> None:
+        """While set, the client's slowness pauses this engine."""
+        ...
+
+    def date(self) -> bytes:
+        """The Date header's value."""
+        ...
 
 
-class Body(Protocol):
-    """A request's body: in memory up to 256 KiB, above that in an unlinked file; kept for a replay.
+class Request:
+    """One request.
 
-    It is received by the server at its own pace, whether or not anybody reads it. All readers raise
-    RequestError (BodyTooLarge 413, BudgetFull 503 queue_full, 408 when the client falls silent,
-    400 for broken chunks) and may be called again, in any order.
+    `target` is as sent; `path` its raw path (escapes untouched), `query` what follows the first
+    `?`. `received_at` is `loop.time()` when the head was complete, `peer` the client's address.
     """
 
-    size: int  # bytes received so far; the length once `complete`
-    declared: int | None  # Content-Length, None when chunked
-    complete: bool
+    __slots__ = (
+        "_gone",
+        "_loop",
+        "body",
+        "headers",
+        "method",
+        "path",
+        "peer",
+        "query",
+        "received_at",
+        "target",
+        "version",
+    )
 
-    async def prefix(self, n: int) -> bytes:
-        """The first `n` bytes, or all of a shorter body, as soon as they are there."""
-        ...
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        method: str,
+        target: bytes,
+        path: str,
+        query: bytes,
+        version: str,
+        headers: Headers,
+        body: Body,
+        received_at: float,
+        peer: str,
+    ) -> None:
+        self._loop = loop
+        self._gone: asyncio.Future[None] | None = None
+        self.method = method
+        self.target = target
+        self.path = path
+        self.query = query
+        self.version = version
+        self.headers = headers
+        self.body = body
+        self.received_at = received_at
+        self.peer = peer
 
-    async def read_all(self) -> bytes: ...
+    @property
+    def client_gone(self) -> "asyncio.Future[None]":
+        """Done when the client closed its connection; the handler's task is cancelled too."""
+        if self._gone is None:
+            self._gone = self._loop.create_future()
+        return self._gone
 
-    def replay(self) -> AsyncIterator[bytes]:
-        """The body from its first byte in blocks, as it comes; may be started any number of times."""
-        ...
-
-    def release(self) -> None:
-        """Gives memory, file and budget back; called by the server after the handler ended.
-
-        A handler may call it earlier, once the first byte of the answer made a retry impossible.
-        """
-        ...
-
-
-class Request(Protocol):
-    """One request."""
-
-    method: str
-    target: bytes  # as sent
-    path: str  # raw path: percent-escapes untouched, no query
-    query: bytes  # behind the first `?`, without it; b"" when there is none
-    version: str  # "1.1" or "1.0"
-    headers: Headers
-    body: Body
-    received_at: float  # loop.time() when the head was complete
-    peer: str  # address of the client, for logs
-    client_gone: asyncio.Future[
-        None
-    ]  # done when the client closed; the handler's task is also cancelled
-
-
-class Relayed(Struct, frozen=True, kw_only=True):
-    """How a relayed answer ended. `complete` False: cut, `reason` says why in a sentence."""
-
-    status: int
-    complete: bool
-    sent_bytes: int
-    reason: str = ""
-    first_byte_at: float | None = None  # loop.time()
-    last_byte_at: float | None = None
+    def mark_gone(self) -> None:
+        """The server's: the client closed."""
+        if not self.client_gone.done():
+            self.client_gone.set_result(None)
 
 
-class Responder(Protocol):
-    """Writes the one answer of one request; framing, keep-alive and HEAD are its affair."""
+class Responder:
+    """Writes the one answer of one request.
 
-    started: bool  # the head was written: nothing else can be answered any more
+    `started`: a head was written, so nothing else can be answered any more. `finished`: the answer
+    is complete. `status` is what was answered, 0 before.
+    """
+
+    __slots__ = (
+        "_extra",
+        "_framing",
+        "_head_only",
+        "_left",
+        "_wire",
+        "finished",
+        "started",
+        "status",
+        "version",
+    )
+
+    def __init__(self, wire: Wire, method: str, version: str) -> None:
+        self._wire = wire
+        self._head_only = method == "HEAD"
+        self._framing = NO_BODY
+        self._left = 0
+        self._extra: list[tuple[bytes, bytes]] = []
+        self.version = version
+        self.started = False
+        self.finished = False
+        self.status = 0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop whose clock `Relayed` uses."""
+        return self._wire.loop
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """Goes out with whatever is answered, errors and relayed answers too (CORS, x-request-id)."""
-        ...
+        """Goes out with whatever is answered: errors and relayed answers too (CORS, request id)."""
+        http_rules.check_header(name, value)
+        self._extra.append((name, value))
 
     async def send(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer."""
-        ...
+        self.send_now(status, headers, body)
+        await self._wire.drain()
+
+    def send_now(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """A whole answer without waiting for a slow client; for small ones."""
+        bodyless = status in (204, 304)
+        head = self.begin(status, headers, NO_BODY if bodyless else len(body), whole=True)
+        self._wire.write(head if bodyless or self._head_only else head + body)
+        self.end(reusable=True)
 
     async def send_error(
         self,
@@ -107,25 +173,50 @@ class Responder(Protocol):
         headers: HeaderList = (),
     ) -> None:
         """A whole answer in the OpenAI envelope."""
-        ...
+        body = error_bodies.error_body(status, code, message, type=type, param=param)
+        await self.send(status, [JSON_TYPE, *headers], body)
 
     async def send_head(
         self, status: int, headers: HeaderList, *, length: int | None = None
     ) -> None:
-        """The head of an answer written piecewise; chunked (HTTP/1.0: until close) without a length."""
-        ...
+        """The head of an answer written piecewise; without a length it is chunked.
+
+        On HTTP/1.0 an answer without a length ends with the connection.
+        """
+        framing = length if length is not None else CHUNKED
+        if framing == CHUNKED and self.version == "1.0":
+            framing = UNTIL_CLOSE
+        self._left = max(framing, 0)
+        self._wire.write(self.begin(status, headers, framing))
+        await self._wire.drain()
 
     async def write(self, block: bytes) -> None:
-        """A piece of the body; waits while the client is slow."""
-        ...
+        """A piece of the body; waits while the client is slow. Raises ClientGone."""
+        if not self.started or self.finished:
+            raise RuntimeError("write() comes between send_head() and finish()")
+        if not block or self._head_only:
+            return
+        if self._framing == CHUNKED:
+            block = chunk(block)
+        elif self._framing >= 0:
+            self._left -= len(block)
+            if self._left < 0:
+                raise ValueError("more body than the head announced")
+        self._wire.write(block)
+        await self._wire.drain()
 
     async def finish(self) -> None:
-        """The end of a piecewise answer."""
-        ...
+        """The end of a piecewise answer; ValueError when less was written than announced."""
+        if self._left and not self._head_only:
+            raise ValueError("less body than the head announced")
+        if self._framing == CHUNKED and not self._head_only:
+            self._wire.write(LAST_CHUNK)
+        self.end(reusable=True)
+        await self._wire.drain()
 
     async def relay(
         self,
-        response: "EngineResponse",
+        response: EngineResponse,
         *,
         headers: HeaderList = (),
         model: str | None = None,
@@ -134,96 +225,66 @@ class Responder(Protocol):
         """Passes an engine's answer on as it comes, verbatim; `headers` go into its head.
 
         The client's head is written with the first byte of the body, so until then an engine that
-        dies raises EngineGone(before_first_byte=True) / BadEngineAnswer and the caller may go
-        elsewhere. Afterwards nothing raises: SSE gets an in-band error frame, other answers are cut,
-        and `complete` is False. `model`: rename the top-level `model` of the answer to this (alias).
-        Answers >= 400 that are not in the OpenAI envelope are wrapped in it.
+        dies raises EngineGone(before_first_byte=True) or BadEngineAnswer and the caller may go
+        elsewhere. Afterwards nothing is raised: a stream gets an in-band error frame, other
+        answers are cut, and `complete` is False. `model`: the name the answer's top-level `model`
+        shall have (an alias). Answers of 400 and above are put into the OpenAI envelope.
         `before_first_byte` is called right before the client's head is written.
         """
-        ...
+        return await relaying.relay(
+            self, response, headers=headers, model=model, before_first_byte=before_first_byte
+        )
+
+    # -- for the relay and the server ----------------------------------------------------------
+
+    def begin(
+        self, status: int, headers: HeaderList, framing: int, *, whole: bool = False
+    ) -> bytes:
+        """Marks the answer as started and returns its head; `framing` as in http_rules.
+
+        A NO_BODY head says nothing of a length unless `whole` (then it says 0) or `headers` do.
+        """
+        if self.started:
+            raise RuntimeError("a request is answered once")
+        fields = [*headers, *self._extra]
+        if framing > 0 or (framing == NO_BODY and whole and status not in (204, 304)):
+            fields.append((b"content-length", b"%d" % framing))
+        elif framing == CHUNKED:
+            fields.append((b"transfer-encoding", b"chunked"))
+        elif framing == UNTIL_CLOSE:
+            self._wire.close_after()
+        if not any(name == b"date" for name, _ in headers):
+            fields.append((b"date", self._wire.date()))
+        if self._wire.will_close():
+            fields.append((b"connection", b"close"))
+        elif self.version == "1.0":
+            fields.append((b"connection", b"keep-alive"))
+        head = http_rules.render_head(status, fields)
+        self.started = True
+        self.status = status
+        self._framing = framing
+        return head
+
+    def put(self, block: bytes) -> None:
+        """Writes without waiting."""
+        self._wire.write(block)
+
+    def end(self, *, reusable: bool) -> None:
+        """The answer is complete; not reusable closes the connection behind it."""
+        self.finished = True
+        if not reusable:
+            self._wire.close_after()
+
+    def flow_to(self, response: EngineResponse | None) -> None:
+        """While set, the client's slowness pauses this engine."""
+        self._wire.flow_to(response)
 
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
-"""Runs once per request in its own task. Client gone -> cancelled. RequestError raised before the
-answer started is answered by the server; any other exception is logged and answered 500."""
+"""Runs once per request in its own task.
 
+It is cancelled when the client leaves. A RequestError raised before the answer started is answered
+by the server; anything else is logged and answered 500.
+"""
 
-class Exchange:
-    """One request to one engine, as a handle: made by the caller before it starts.
-
-    `Exchange(on_written=callable)`: called once, synchronously, right after the first byte was
-    written to the engine's connection.
-    """
-
-    written_at: float | None  # loop.time() when the first byte was written to the engine
-    head_at: float | None  # when the engine's head was complete
-
-    def abort(self, reason: str) -> None:
-        """Closes the engine's connection, at any time, also while request() still waits.
-
-        Before the first byte to the client: request() or relay() raises EngineGone(aborted=True,
-        before_first_byte=True). After it: the stream ends with an error frame that says `reason`.
-        """
-        ...
-
-
-class EngineResponse(Protocol):
-    """An engine's answer: the head is here, the body comes."""
-
-    status: int
-    headers: Headers
-    exchange: Exchange
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        """Blocks of the decoded body; raises EngineGone, BadEngineAnswer."""
-        ...
-
-    async def read(self, limit: int) -> bytes:
-        """At most `limit` bytes of the body; the rest is dropped with the connection."""
-        ...
-
-    def abort(self) -> None:
-        """Done with it: closes the engine's connection unless the answer was complete."""
-        ...
-
-
-class EngineClient(Protocol):
-    """Connections to engines, pooled by endpoint. `EngineClient(limits: ClientLimits)`."""
-
-    async def request(
-        self,
-        endpoint: str,  # base URL of the replica event, "http://127.0.0.1:20001"
-        method: str,
-        target: str,  # path and query
-        headers: HeaderList,  # see http_rules.engine_request_headers(); framing and Host are added
-        body: "bytes | Body | None" = None,
-        *,
-        exchange: Exchange | None = None,
-    ) -> EngineResponse:
-        """The engine's answer once its head is complete. Cancelling it closes the connection.
-
-        Raises ConnectFailed, EngineGone(before_first_byte=True), BadEngineAnswer; RequestError when
-        the client's own body breaks while it is passed on.
-        """
-        ...
-
-    def forget(self, endpoint: str) -> None:
-        """Closes the idle connections of an endpoint that is gone."""
-        ...
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        ...
-
-
-class Server(Protocol):
-    """Returned by `await serve(handler, host, port, limits, *, sock=None, budget=None)`."""
-
-    port: int
-    active: int  # requests whose answer is not complete
-
-    async def drain(self, timeout_s: float) -> int:
-        """Stops listening, ends idle connections, waits for running requests; returns how many were cut."""
-        ...
-
-    async def close(self) -> None: ...
+__all__ = ["ClientGone", "Handler", "Relayed", "Request", "Responder", "Wire"]

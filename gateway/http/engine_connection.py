@@ -1,0 +1,318 @@
+"""One connection to an engine: writes a request, reads the head of the answer, hands the body over.
+
+It pools nothing and retries nothing, and never parses a body: the response tells it when that was
+consumed and the connection is free. What an engine does wrong becomes one of the errors of
+gateway/http/errors.py.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from gateway.domain import http_rules
+from gateway.domain.http_rules import NO_BODY, UNTIL_CLOSE, FramingRefused, Headers
+from gateway.http.engine_response import EngineResponse
+from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone, ReadTimeout
+from gateway.http.exchange import Exchange
+from gateway.http.limits import ClientLimits
+
+
+class _HeadReader:
+    """Collects what httptools reports of one response head."""
+
+    __slots__ = ("complete", "items", "parser")
+
+    def __init__(self) -> None:
+        self.items: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        self.parser = httptools.HttpResponseParser(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.items.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class EngineConnection(asyncio.Protocol):
+    """A TCP connection to one engine, used for one exchange at a time.
+
+    `on_free(connection)`: it may serve another request. `on_closed(connection)`: it will not.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: ClientLimits,
+        on_free: Callable[["EngineConnection"], None],
+        on_closed: Callable[["EngineConnection"], None],
+    ) -> None:
+        self.loop = loop
+        self._limits = limits
+        self._on_free = on_free
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._method = ""
+        self._head = b""
+        self._head_waiter: asyncio.Future[EngineResponse] | None = None
+        self._response: EngineResponse | None = None
+        self._keep_alive = False
+        self._request_sent = False
+        self._paused_reading = False
+        self._drain_waiter: asyncio.Future[None] | None = None
+        self._write_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_data_at = 0.0
+        self._failure: EngineError | None = None
+        self.closed = False
+        self.served = 0
+        """Exchanges completed on it."""
+        self.free_since = 0.0
+
+    # -- one exchange --------------------------------------------------------------------------
+
+    def start(self, exchange: Exchange, method: str, block: bytes, *, whole: bool) -> None:
+        """Writes the head of a request; `whole` says that `block` holds all of its body too."""
+        assert self._transport is not None
+        assert self._exchange is None
+        self._exchange = exchange
+        self._method = method
+        self._request_sent = whole
+        self._head_waiter = self.loop.create_future()
+        exchange.reused = self.served > 0
+        exchange.bind(self._abort)
+        self._transport.write(block)
+        exchange.wrote(self.loop.time())
+        if self._limits.read_timeout_s is not None:
+            self._arm()
+
+    async def send(self, block: bytes) -> bool:
+        """Writes more of the request's body; False when the engine has answered or gone already."""
+        assert self._head_waiter is not None
+        if self.closed or self._head_waiter.done():
+            return False
+        assert self._transport is not None
+        self._transport.write(block)
+        if self._write_paused:
+            waiter = self._drain_waiter = self.loop.create_future()
+            await waiter
+        return not self.closed and not self._head_waiter.done()
+
+    def sent(self) -> None:
+        """The whole body was written: the connection can be kept afterwards."""
+        self._request_sent = True
+
+    async def head(self) -> EngineResponse:
+        """The answer once its head is complete."""
+        assert self._head_waiter is not None
+        return await self._head_waiter
+
+    @property
+    def saw_nothing(self) -> bool:
+        """Whether not one byte of an answer arrived in this exchange."""
+        return not self._head and self._response is None
+
+    def finished(self, response: EngineResponse) -> None:
+        """The response was consumed to its end: free the connection, or close it."""
+        self._disarm()
+        self._exchange = None
+        self._response = None
+        self._head_waiter = None
+        if (
+            self.closed
+            or response.surplus
+            or not self._keep_alive
+            or not self._request_sent
+            or response.framing == UNTIL_CLOSE
+        ):
+            self.close()
+            return
+        self.served += 1
+        self._head = b""
+        self.free_since = self.loop.time()
+        self.resume()
+        self._on_free(self)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be written to it."""
+        return not self.closed and self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Closes at once; nothing that was not sent matters any more."""
+        if self._transport is not None and not self.closed:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Stops reading from the engine."""
+        if not self._paused_reading and not self.closed and self._transport is not None:
+            self._paused_reading = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self._paused_reading and not self.closed and self._transport is not None:
+            self._paused_reading = False
+            self._transport.resume_reading()
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if self._timer is not None:
+            self._last_data_at = self.loop.time()
+        if response is not None:
+            response.feed(data)
+        elif self._head_waiter is not None:
+            self._read_head(data)
+        else:
+            # An engine that talks without being asked: whatever it says is nobody's answer.
+            self.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._disarm()
+        self._write_paused = False
+        if self._drain_waiter is not None and not self._drain_waiter.done():
+            self._drain_waiter.set_result(None)
+        response, self._response = self._response, None
+        if response is not None:
+            if self._failure is not None or exc is not None:
+                response.gone(self._failure or _lost(exc))
+            else:
+                response.closed_cleanly()
+        elif self._head_waiter is not None and not self._head_waiter.done():
+            error = self._failure or _lost(exc)
+            self._head_waiter.set_exception(error)
+            # A request cancelled meanwhile never looks at it.
+            self._head_waiter.exception()
+        self._on_closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _read_head(self, data: bytes) -> None:
+        """Parses response heads: 1xx are skipped, the first other one makes the response."""
+        self._head = self._head + data if self._head else data
+        try:
+            while True:
+                head, rest = self._split_head()
+                if head is None:
+                    return
+                reader = _HeadReader()
+                try:
+                    reader.parser.feed_data(head)
+                except httptools.HttpParserUpgrade:
+                    pass
+                except httptools.HttpParserError:
+                    raise BadEngineAnswer("the engine's answer is not HTTP/1.1") from None
+                if not reader.complete:
+                    raise BadEngineAnswer("the head of the engine's answer is incomplete")
+                if len(reader.items) > self._limits.head_count:
+                    raise BadEngineAnswer("the head of the engine's answer has too many headers")
+                status = reader.parser.get_status_code()
+                if status >= 200:
+                    break
+                if status == 101:
+                    raise BadEngineAnswer("the engine switched protocols without being asked")
+                self._head = rest
+            self._respond(reader, status, rest)
+        except BadEngineAnswer as problem:
+            self._fail(problem)
+
+    def _split_head(self) -> tuple[bytes | None, bytes]:
+        data = self._head
+        end = data.find(b"\r\n\r\n")
+        size = len(data) if end < 0 else end
+        if size > self._limits.head_bytes:
+            raise BadEngineAnswer(
+                f"the head of the engine's answer is larger than {self._limits.head_bytes} bytes"
+            )
+        if not data.startswith(b"HTTP/1."[: len(data)]):
+            raise BadEngineAnswer("the engine's answer is not HTTP/1.1")
+        return (None, b"") if end < 0 else (data[: end + 4], data[end + 4 :])
+
+    def _respond(self, reader: _HeadReader, status: int, rest: bytes) -> None:
+        assert self._exchange is not None
+        assert self._head_waiter is not None
+        items = reader.items
+        framing = http_rules.response_framing(self._method, status, items)
+        if isinstance(framing, FramingRefused):
+            raise BadEngineAnswer(f"the engine's answer is ambiguous: {framing.reason}")
+        self._keep_alive = http_rules.keeps_alive(reader.parser.get_http_version(), items)
+        self._exchange.head_at = self.loop.time()
+        waiter = self._head_waiter
+        if waiter.done():  # cancelled: close() is on its way
+            self.close()
+            return
+        response = EngineResponse(self, self._exchange, status, Headers(items), framing)
+        self._response = response
+        if framing == NO_BODY:
+            response.end_at_head(surplus=bool(rest))
+        elif rest:
+            response.feed(rest)
+        waiter.set_result(response)
+
+    def _abort(self, reason: str) -> None:
+        self._fail(EngineGone(reason, before_first_byte=True, aborted=True))
+
+    def _fail(self, error: EngineError) -> None:
+        """Ends the exchange with `error`, which the waiter or the consumer sees at once."""
+        self._failure = error
+        if self._response is not None:
+            response, self._response = self._response, None
+            self.close()
+            response.gone(error)
+            return
+        if self._head_waiter is not None and not self._head_waiter.done():
+            self._head_waiter.set_exception(error)
+            self._head_waiter.exception()
+        self.close()
+
+    def _arm(self) -> None:
+        assert self._limits.read_timeout_s is not None
+        self._last_data_at = self.loop.time()
+        self._timer = self.loop.call_later(self._limits.read_timeout_s, self._silent)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _silent(self) -> None:
+        timeout = self._limits.read_timeout_s
+        assert timeout is not None
+        rest = self._last_data_at + timeout - self.loop.time()
+        if rest > 0.001 or self._paused_reading:
+            # Silence that we asked for ourselves is no fault of the engine.
+            self._timer = self.loop.call_later(max(rest, timeout / 4), self._silent)
+            return
+        self._timer = None
+        self._fail(
+            ReadTimeout(f"the engine sent nothing for {timeout:g} s", before_first_byte=True)
+        )
+
+
+def _lost(exc: Exception | None) -> EngineGone:
+    reason = "the engine closed the connection"
+    if exc is not None:
+        reason = f"the connection to the engine broke: {exc}"
+    return EngineGone(reason, before_first_byte=True)

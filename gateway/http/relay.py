@@ -1,0 +1,349 @@
+"""Passes an engine's answer to a client as it comes: the head rewritten, the body's bytes verbatim.
+
+Only the framing is followed, so that the end is known and a stream that breaks off can still be
+ended properly. Until the first byte for the client an engine's failure is raised, because the
+request can go elsewhere; afterwards it is never raised and never hidden.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from gateway.domain import error_bodies, http_rules
+from gateway.domain.chunked import LAST_CHUNK, chunk
+from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
+from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter
+from gateway.http.engine_response import EngineResponse
+from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone
+
+MAX_ERROR_BODY: Final = 64 * 1024
+MAX_HELD: Final = 64 * 1024
+"""What is held back at most while an event is incomplete; a larger event is passed on in pieces."""
+
+_EVENT_END: Final = (b"\n\n", b"\r\n\r\n", b"\n\r\n")
+_EVENT_AND_CHUNK_END: Final = (b"\n\n\r\n", b"\n\r\n\r\n")
+
+
+class Relayed(Struct, frozen=True, kw_only=True):
+    """How a relayed answer ended. `complete` False: cut, and `reason` says why in a sentence.
+
+    Times are `loop.time()`; `sent_bytes` counts what was written to the client behind the head.
+    """
+
+    status: int
+    complete: bool
+    sent_bytes: int
+    reason: str = ""
+    first_byte_at: float | None = None
+    last_byte_at: float | None = None
+
+
+class ClientSide(Protocol):
+    """What a relay needs of the responder."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def version(self) -> str: ...
+    def begin(self, status: int, headers: HeaderList, framing: int) -> bytes:
+        """Marks the answer as started and returns its head; framing as in http_rules."""
+        ...
+
+    def put(self, block: bytes) -> None:
+        """Writes without waiting."""
+        ...
+
+    def end(self, *, reusable: bool) -> None:
+        """The answer is complete; not reusable closes the connection behind it."""
+        ...
+
+    def flow_to(self, response: EngineResponse | None) -> None:
+        """While set, the client's slowness pauses this engine."""
+        ...
+
+    async def send(self, status: int, headers: HeaderList, body: bytes) -> None: ...
+
+
+async def relay(
+    client: ClientSide,
+    response: EngineResponse,
+    *,
+    headers: HeaderList = (),
+    model: str | None = None,
+    before_first_byte: Callable[[], None] | None = None,
+) -> Relayed:
+    """Relays `response`; see Responder.relay for the contract."""
+    sse = http_rules.is_sse(response.headers.items)
+    try:
+        if response.status >= 400 and not sse and response.framing != NO_BODY:
+            return await _relay_error(client, response, headers, before_first_byte)
+        relaying = _Relay(client, response, headers, sse, model, before_first_byte)
+        return await relaying.run()
+    finally:
+        client.flow_to(None)
+        response.abort()
+
+
+async def _relay_error(
+    client: ClientSide,
+    response: EngineResponse,
+    headers: HeaderList,
+    before_first_byte: Callable[[], None] | None,
+) -> Relayed:
+    """An error answer: read whole (they are small) and put into the one envelope."""
+    try:
+        body = await response.read(MAX_ERROR_BODY)
+    except EngineError as problem:
+        raise _early(problem) from None
+    out = http_rules.client_response_headers(response.headers.items, sse=False)
+    content_type = response.headers.get(b"content-type", b"") or b""
+    wrapped = error_bodies.engine_error_body(response.status, content_type, body)
+    if wrapped is not None:
+        out = [item for item in out if item[0] not in (b"content-type", b"content-encoding")]
+        out.append((b"content-type", b"application/json"))
+        body = wrapped
+    if before_first_byte is not None:
+        before_first_byte()
+    now = client.loop.time()
+    await client.send(response.status, [*out, *headers], body)
+    return Relayed(
+        status=response.status,
+        complete=True,
+        sent_bytes=len(body),
+        first_byte_at=now,
+        last_byte_at=now,
+    )
+
+
+def _early(problem: EngineError) -> EngineError:
+    """The same failure, marked as one before the client's first byte."""
+    if isinstance(problem, BadEngineAnswer):
+        return BadEngineAnswer(problem.reason, before_first_byte=True)
+    aborted = isinstance(problem, EngineGone) and problem.aborted
+    return EngineGone(problem.reason, before_first_byte=True, aborted=aborted)
+
+
+class _Relay:
+    """One answer on its way. Raw: the engine's bytes with its framing. Else: decoded and reframed."""
+
+    def __init__(
+        self,
+        client: ClientSide,
+        response: EngineResponse,
+        headers: HeaderList,
+        sse: bool,
+        model: str | None,
+        before_first_byte: Callable[[], None] | None,
+    ) -> None:
+        self.client = client
+        self.response = response
+        self.headers = headers
+        self.before_first_byte = before_first_byte
+        self.rewriter: JsonModelRewriter | SseModelRewriter | None = None
+        self.framing = response.framing
+        self.raw = True
+        if model is not None and response.framing != NO_BODY:
+            self.rewriter = SseModelRewriter(model) if sse else JsonModelRewriter(model)
+        if self.rewriter is not None or response.framing == UNTIL_CLOSE:
+            self.raw = False
+        if response.framing == CHUNKED and client.version == "1.0":
+            self.raw = False
+        if not self.raw:
+            self.framing = UNTIL_CLOSE if client.version == "1.0" else CHUNKED
+        # A body of announced length has no room for an error frame.
+        self.sse = sse and self.framing in (CHUNKED, UNTIL_CLOSE)
+        self.started = False
+        self.held = b""
+        self.tail = b""  # the last payload bytes, to know whether an event is complete
+        self.clean = True  # what was written so far ends between two events
+        self.sent_bytes = 0
+        self.first_byte_at: float | None = None
+        self.outcome: Relayed | None = None
+        self.failure: EngineError | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.sse_headers = sse
+
+    async def run(self) -> Relayed:
+        response = self.response
+        if response.ended:
+            self._write(b"")
+            self._complete()
+        else:
+            for block in response.take_buffered():
+                if self.outcome is None:
+                    self.on_block(block)
+        if self.outcome is None and self.failure is None:
+            response.attach(self)
+        if self.outcome is None and self.failure is None:
+            self.client.flow_to(response)
+            self.waiter = self.client.loop.create_future()
+            await self.waiter
+        if self.failure is not None:
+            raise self.failure
+        assert self.outcome is not None
+        return self.outcome
+
+    # -- RawConsumer ---------------------------------------------------------------------------
+
+    def on_block(self, block: bytes) -> None:
+        """A block of the engine's raw bytes."""
+        if self.outcome is not None or self.failure is not None:
+            return
+        response = self.response
+        try:
+            if not self.raw:
+                self._decoded(block)
+            elif not self.sse:
+                used = response.advance(block)
+                self._write(block if used == len(block) else block[:used])
+            elif not self.held and block.endswith(_EVENT_AND_CHUNK_END):
+                # Nearly every block of a stream: whole events in whole chunks.
+                used = response.advance(block)
+                chunks = response.chunks
+                if chunks is not None and chunks.between_chunks:
+                    self.tail = b"\n\n"
+                    self._write(block)
+                else:
+                    self._hold(block[:used], -1)
+            else:
+                out: list[bytes] = []
+                used = response.advance(block, out)
+                if out:
+                    self.tail = (self.tail + out[-1])[-4:] if len(out[-1]) < 4 else out[-1][-4:]
+                chunks = response.chunks
+                self._hold(block[:used], chunks.boundary if chunks is not None else -1)
+        except BadEngineAnswer as problem:
+            self.on_gone(problem)
+            return
+        if response.ended:
+            if not self.raw:
+                self._finish_decoded()
+            elif self.held:
+                held, self.held = self.held, b""
+                self._write(held)
+            self._complete()
+
+    def on_gone(self, error: EngineError) -> None:
+        """The engine's body broke off.
+
+        1. nothing written yet: the caller may go elsewhere. 2. a stream between two events: an error
+        frame, then the proper end of the framing. 3. anything else cannot be told apart from a
+        complete answer unless the connection breaks: it is closed.
+        """
+        if self.outcome is not None or self.failure is not None:
+            return
+        if not self.started:  # 1
+            self.failure = _early(error)
+            self._wake()
+            return
+        ended_well = self.sse and self.clean
+        if ended_well:  # 2
+            frame = error_bodies.error_frame("engine_error", error.reason)
+            if self.framing == CHUNKED:
+                frame = chunk(frame) + LAST_CHUNK
+            self._write(frame)
+        self.client.end(reusable=ended_well)  # 3
+        self._settle(complete=False, reason=error.reason)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _write(self, block: bytes) -> None:
+        self.sent_bytes += len(block)
+        if not self.started:
+            block = self._head() + block
+        if block:
+            self.client.put(block)
+
+    def _head(self) -> bytes:
+        self.started = True
+        if self.before_first_byte is not None:
+            self.before_first_byte()
+        items = self.response.headers.items
+        out = http_rules.client_response_headers(items, sse=self.sse_headers)
+        if self.headers:
+            out.extend(self.headers)
+        if self.framing == NO_BODY and self.response.status not in (204, 304):
+            # The answer to a HEAD says how long the body would be.
+            length = self.response.headers.get(b"content-length")
+            out.append((b"content-length", length or b"0"))
+        self.first_byte_at = self.client.loop.time()
+        return self.client.begin(self.response.status, out, self.framing)
+
+    def _hold(self, block: bytes, boundary: int) -> None:
+        """Passes on what ends behind a whole event, keeps the rest until its event is complete.
+
+        An engine that dies inside an event must not leave half of one before the error frame.
+        """
+        data = self.held + block if self.held else block
+        chunks = self.response.chunks
+        if chunks is not None and chunks.between_chunks and self.tail.endswith(_EVENT_END):
+            self.held = b""
+            self.clean = True
+            self._write(data)
+            return
+        if boundary > 0:
+            cut = len(data) - len(block) + boundary
+            if data[max(0, cut - 8) : cut].endswith(_EVENT_AND_CHUNK_END):
+                self._write(data[:cut])
+                self.clean = True
+                data = data[cut:]
+        if len(data) > MAX_HELD:
+            self.clean = False
+            self._write(data)
+            data = b""
+        self.held = data
+
+    def _decoded(self, block: bytes) -> None:
+        out: list[bytes] = []
+        self.response.advance(block, out)
+        data = out[0] if len(out) == 1 else b"".join(out)
+        if self.rewriter is not None and data:
+            data = self.rewriter.feed(data)
+        if not self.sse:
+            self._write_decoded(data)
+            return
+        data = self.held + data
+        cut = len(data)
+        if not data.endswith(_EVENT_END):
+            cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+            cut = 0 if cut <= 2 else cut
+        if cut == 0 and len(data) > MAX_HELD:
+            cut = len(data)
+        self.held = data[cut:]
+        if cut:
+            self.clean = data[:cut].endswith(_EVENT_END)
+            self._write_decoded(data[:cut])
+
+    def _write_decoded(self, data: bytes) -> None:
+        if data:
+            self._write(chunk(data) if self.framing == CHUNKED else data)
+
+    def _finish_decoded(self) -> None:
+        rest = self.rewriter.finish() if self.rewriter is not None else b""
+        rest = self.held + rest
+        self.held = b""
+        tail = LAST_CHUNK if self.framing == CHUNKED else b""
+        if rest and self.framing == CHUNKED:
+            rest = chunk(rest)
+        self._write(rest + tail)
+
+    def _complete(self) -> None:
+        self.client.end(reusable=True)
+        self._settle(complete=True, reason="")
+
+    def _settle(self, *, complete: bool, reason: str) -> None:
+        self.outcome = Relayed(
+            status=self.response.status,
+            complete=complete,
+            sent_bytes=self.sent_bytes,
+            reason=reason,
+            first_byte_at=self.first_byte_at,
+            last_byte_at=self.client.loop.time(),
+        )
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)

@@ -1,0 +1,172 @@
+"""Listens for clients and ends connections that outlive their bounds; it knows no request.
+
+One sweep looks at all connections instead of a timer for each: a timer per request would cost more
+than the request's parsing.
+"""
+
+import asyncio
+import logging
+import socket
+from email.utils import formatdate
+from typing import Final
+
+from gateway.http.bodies import BodyBudget
+from gateway.http.limits import ServerLimits
+from gateway.http.messages import Handler
+from gateway.http.server_protocol import ServerProtocol
+from schemas.settings import MIB
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BUDGET: Final = 1024 * MIB
+BACKLOG: Final = 1024
+
+
+class Server:
+    """A listening socket and its connections; made by `serve`.
+
+    `active`: requests whose handler is running. `port`: the one bound.
+    """
+
+    def __init__(self, handler: Handler, limits: ServerLimits, budget: BodyBudget) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.budget = budget
+        self.draining = False
+        self.date = formatdate(usegmt=True).encode()
+        self.active = 0
+        self.port = 0
+        self.connections: set[ServerProtocol] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.Future[None] | None = None
+        self._empty: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def start(self, host: str, port: int, sock: socket.socket | None) -> None:
+        """Opens the port; OSError when it is taken."""
+
+        def connection() -> ServerProtocol:
+            return ServerProtocol(self, self._loop)
+
+        if sock is not None:
+            self._server = await self._loop.create_server(connection, sock=sock, backlog=BACKLOG)
+        else:
+            self._server = await self._loop.create_server(connection, host, port, backlog=BACKLOG)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._sweep()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Stops listening, ends idle connections and waits for running requests.
+
+        Those that outlive `timeout_s` are cut: not yet answered ones get 503 `draining`, streams
+        break. Returns how many were cut. Afterwards everything is closed.
+        """
+        self.draining = True
+        self._stop_listening()
+        for connection in list(self.connections):
+            connection.close_when_idle()
+        cut = 0
+        if self.active:
+            self._quiet = self._loop.create_future()
+            try:
+                await asyncio.wait_for(self._quiet, timeout_s)
+            except TimeoutError:
+                cut = sum(connection.cut() for connection in list(self.connections))
+                if self.active:
+                    self._quiet = self._loop.create_future()
+                    await self._quiet
+            finally:
+                self._quiet = None
+        await self.close()
+        return cut
+
+    async def close(self) -> None:
+        """Closes the port and every connection at once."""
+        self.draining = True
+        self._stop_listening()
+        for connection in list(self.connections):
+            connection.cut()
+        if self.connections:
+            self._empty = self._loop.create_future()
+            self._reap_at = self._loop.call_later(self.limits.linger_s + 1, self._abort_all)
+            try:
+                await self._empty
+            finally:
+                self._reap_at.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    # -- for connections -----------------------------------------------------------------------
+
+    def opened(self, connection: ServerProtocol) -> None:
+        """A client connected."""
+        self.connections.add(connection)
+
+    def closed(self, connection: ServerProtocol) -> None:
+        """Its connection is gone."""
+        self.connections.discard(connection)
+        if not self.connections and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
+
+    def begun(self) -> None:
+        """A handler starts."""
+        self.active += 1
+
+    def done(self) -> None:
+        """A handler ended."""
+        self.active -= 1
+        if not self.active and self._quiet is not None and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _abort_all(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        self.date = formatdate(usegmt=True).encode()
+        now = self._loop.time()
+        for connection in list(self.connections):
+            if connection.deadline and connection.deadline <= now:
+                connection.expire(now)
+        limits = self.limits
+        shortest = min(
+            bound
+            for bound in (
+                4.0,
+                limits.head_timeout_s,
+                limits.idle_timeout_s,
+                limits.body_idle_timeout_s,
+                limits.write_stall_timeout_s,
+                limits.linger_s,
+            )
+            if bound > 0
+        )
+        self._sweeper = self._loop.call_later(shortest / 4, self._sweep)
+
+
+async def serve(
+    handler: Handler,
+    host: str,
+    port: int,
+    limits: ServerLimits | None = None,
+    *,
+    sock: socket.socket | None = None,
+    budget: BodyBudget | None = None,
+) -> Server:
+    """Serves `handler` on host and port (0 picks one), or on a listening `sock`.
+
+    `budget` bounds all bodies together, 1 GiB by default. Raises OSError when the port is taken.
+    """
+    server = Server(handler, limits or ServerLimits(), budget or BodyBudget(DEFAULT_BUDGET))
+    await server.start(host, port, sock)
+    return server

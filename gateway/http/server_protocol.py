@@ -1,0 +1,575 @@
+"""One client connection: reads request heads and bodies, runs the handler, one request at a time.
+
+It refuses what could be read in two ways and then closes, because everything behind it on the
+connection would be guesswork. It knows no path and no model.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final, Protocol, cast
+
+import httptools
+
+from gateway.domain import error_bodies, http_rules
+from gateway.domain.chunked import ChunkedBody, ChunkError
+from gateway.domain.http_rules import CHUNKED, FramingRefused, Headers
+from gateway.http.bodies import Body, BodyBudget
+from gateway.http.engine_response import EngineResponse
+from gateway.http.errors import ClientGone, RequestError
+from gateway.http.limits import ServerLimits
+from gateway.http.messages import JSON_TYPE, Handler, Request, Responder
+
+log = logging.getLogger(__name__)
+
+PIPELINE_BYTES: Final = 64 * 1024
+"""Bytes of later requests kept while one is answered; above it reading pauses."""
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Home(Protocol):
+    """What a connection needs of its server."""
+
+    limits: ServerLimits
+    handler: Handler
+    budget: BodyBudget
+    draining: bool
+    date: bytes
+
+    def opened(self, connection: "ServerProtocol") -> None: ...
+    def closed(self, connection: "ServerProtocol") -> None: ...
+    def begun(self) -> None: ...
+    def done(self) -> None: ...
+
+
+class _HeadReader:
+    """Collects what httptools reports of one request head."""
+
+    __slots__ = ("complete", "items", "parser", "target")
+
+    def __init__(self) -> None:
+        self.items: list[tuple[bytes, bytes]] = []
+        self.target = b""
+        self.complete = False
+        self.parser = httptools.HttpRequestParser(self)
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.items.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class ServerProtocol(asyncio.Protocol):
+    """States: waiting for a head; a request running (its body still arriving or not); discarding
+    the rest of a body nobody wanted; lingering (answered, closing, reading only to be polite).
+    """
+
+    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._home = home
+        self._limits = home.limits
+        self._transport: asyncio.Transport | None = None
+        self._peer = ""
+        self._pending = bytearray()  # an unfinished head, or bytes of the next requests
+        self._searched = 0
+        self._request: Request | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._body: Body | None = None  # still being received
+        self._left = 0
+        self._chunks: ChunkedBody | None = None
+        self._discarding = False
+        self._discarded = 0
+        self._lingering = False
+        self._keep_alive = True
+        self._expects_continue = False
+        self._responder: Responder | None = None
+        self._gone = False
+        self._paused = False
+        self._write_paused = False
+        self._drain_waiter: asyncio.Future[None] | None = None
+        self._engine: EngineResponse | None = None
+        self.deadline = 0.0
+        """`loop.time()` at which the server's sweep ends this state; 0 = never."""
+        self._why = "idle"
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._wait_for("idle", self._limits.idle_timeout_s)
+        self._home.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        if self._body is not None:
+            self._receive_body(data)
+        elif self._request is not None or self._discarding:
+            self._pending += data
+            if len(self._pending) > PIPELINE_BYTES:
+                self._pause()
+        else:
+            self._receive_head(data)
+
+    def eof_received(self) -> bool:
+        # A client that ends its side is gone: keeping an engine busy for half a connection would
+        # keep it busy for every client that left without a word.
+        self._client_left()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        self._client_left()
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self._home.closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._wait_for("write", self._limits.write_stall_timeout_s)
+        if self._engine is not None:
+            self._engine.pause()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self.deadline = 0.0
+        if self._body is not None:
+            self._wait_for("body", self._limits.body_idle_timeout_s)
+        if self._engine is not None:
+            self._engine.resume()
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- Wire ----------------------------------------------------------------------------------
+
+    def write(self, block: bytes) -> None:
+        """Writes without waiting; ignored when the client is gone."""
+        transport = self._transport
+        if transport is not None and not self._gone and not transport.is_closing():
+            transport.write(block)
+
+    async def drain(self) -> None:
+        """Waits while the client is slow; raises ClientGone when it left."""
+        if self._write_paused and not self._gone:
+            waiter = self._drain_waiter = self.loop.create_future()
+            await waiter
+        if self._gone:
+            raise ClientGone
+
+    def will_close(self) -> bool:
+        """Whether the running answer is the last on this connection.
+
+        A body that nobody will read to its end closes it, unless little enough of it is left.
+        """
+        if not self._keep_alive or self._home.draining:
+            self._keep_alive = False
+        elif self._body is not None:
+            rest = self._left if self._chunks is None else 0
+            if self._body.failed or self._expects_continue or rest > self._limits.discard_bytes:
+                self._keep_alive = False
+        return not self._keep_alive
+
+    def close_after(self) -> None:
+        """The running answer is the last."""
+        self._keep_alive = False
+
+    def flow_to(self, response: EngineResponse | None) -> None:
+        """While set, the client's slowness pauses this engine."""
+        self._engine = response
+        if response is not None and self._write_paused:
+            response.pause()
+
+    def date(self) -> bytes:
+        """The Date header's value."""
+        return self._home.date
+
+    # -- for the server ------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._request is not None
+
+    def expire(self, now: float) -> None:
+        """The sweep's: acts when the state outlived its bound."""
+        if not self.deadline or now < self.deadline:
+            return
+        self.deadline = 0.0
+        if self._why == "head":
+            self._refuse(408, "request_timeout", "The request head did not arrive in time.")
+        elif self._why == "body" and self._body is not None:
+            self._body.fail(
+                RequestError(
+                    408, "request_timeout", "The request body stopped arriving.", close=True
+                )
+            )
+            self._keep_alive = False
+        else:
+            self.abort()
+
+    def close_when_idle(self) -> None:
+        """A drain: an idle connection ends now, a busy one behind its answer."""
+        self._keep_alive = False
+        if self._request is None and not self._lingering and self._transport is not None:
+            self._transport.close()
+
+    def cut(self) -> bool:
+        """Ends a running request; whether there was one."""
+        if self._task is None:
+            self.abort()
+            return False
+        self._task.cancel()
+        return True
+
+    def abort(self) -> None:
+        """Closes at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- heads ---------------------------------------------------------------------------------
+
+    def _receive_head(self, data: bytes) -> None:
+        """Bytes outside any request: a head, whole or in pieces, perhaps with a body behind it."""
+        if self._pending:
+            self._pending += data
+            end = self._pending.find(b"\r\n\r\n", max(0, self._searched - 3))
+            self._searched = len(self._pending)
+            if end >= 0:
+                data = bytes(self._pending)
+                self._pending.clear()
+        else:
+            if data[0] in b"\r\n":  # empty lines before a request are let pass (RFC 9112, 2.2)
+                data = data.lstrip(b"\r\n")
+                if not data:
+                    return
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                self._pending += data
+                self._searched = len(data)
+        if end < 0:
+            if len(self._pending) > self._limits.head_bytes:
+                self._refuse_large_head()
+            elif self._why != "head":
+                self._wait_for("head", self._limits.head_timeout_s)
+            return
+        self._searched = 0
+        if end > self._limits.head_bytes:
+            self._refuse_large_head()
+            return
+        try:
+            self._begin_request(data[: end + 4], data[end + 4 :])
+        except RequestError as problem:
+            self._refuse(problem.status, problem.code, problem.message)
+
+    def _begin_request(self, head: bytes, rest: bytes) -> None:
+        """A complete head: checks it and starts the handler. Raises RequestError, all closing."""
+        reader = _HeadReader()
+        try:
+            reader.parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer to upgrade is not taken up; the request stands
+        except httptools.HttpParserError as problem:
+            raise _bad(f"The request is not valid HTTP/1.1: {problem}.") from None
+        items = reader.items
+        version = reader.parser.get_http_version()
+        method = reader.parser.get_method().decode("ascii")
+        _check_head(head, reader, method, version, self._limits)
+        target = http_rules.split_target(reader.target)
+        if target is None or method == "CONNECT":
+            raise _bad("The request target is not a path.")
+        framing = http_rules.request_framing(items, version)
+        if isinstance(framing, FramingRefused):
+            raise _bad(f"The request is ambiguous: {framing.reason}.")
+        headers = Headers(items)
+        self._keep_alive = http_rules.keeps_alive(version, items) and not self._home.draining
+        self._expects_continue = self._expectation(headers, version, framing)
+        body = self._make_body(framing)
+        request = Request(
+            self.loop,
+            method=method,
+            target=reader.target,
+            path=target[0],
+            query=target[1],
+            version=version,
+            headers=headers,
+            body=body,
+            received_at=self.loop.time(),
+            peer=self._peer,
+        )
+        self.deadline = 0.0
+        self._why = "request"
+        self._request = request
+        self._responder = responder = Responder(self, method, version)
+        if framing == 0:
+            body.end()
+            if rest:
+                self._pending += rest
+        else:
+            self._body = body
+            self._wait_for("body", self._limits.body_idle_timeout_s)
+            if rest:
+                self._receive_body(rest)
+        self._home.begun()
+        self._task = self.loop.create_task(self._run(request, responder))
+
+    def _expectation(self, headers: Headers, version: str, framing: int) -> bool:
+        expect = headers.get(b"expect")
+        if expect is None:
+            return False
+        if expect.lower() != b"100-continue":
+            raise RequestError(
+                417, "invalid_request", "The only expectation met here is 100-continue.", close=True
+            )
+        return version == "1.1" and framing != 0
+
+    def _make_body(self, framing: int) -> Body:
+        limits = self._limits
+        self._chunks = ChunkedBody() if framing == CHUNKED else None
+        self._left = max(framing, 0)
+        return Body(
+            self.loop,
+            declared=None if framing == CHUNKED else framing,
+            limit_bytes=limits.body_bytes,
+            memory_bytes=limits.body_memory_bytes,
+            budget=self._home.budget,
+            spool_dir=limits.spool_dir,
+            on_wanted=self._send_continue if self._expects_continue else None,
+            on_room=self._resume if framing else None,
+        )
+
+    def _send_continue(self) -> None:
+        """Asks for the body, when somebody wants it and it has not come by itself."""
+        if self._expects_continue and self._responder is not None and not self._responder.started:
+            self._expects_continue = False
+            self.write(CONTINUE)
+
+    # -- bodies --------------------------------------------------------------------------------
+
+    def _receive_body(self, data: bytes) -> None:
+        body = self._body
+        assert body is not None
+        self._expects_continue = False
+        if not self._write_paused:
+            self._wait_for("body", self._limits.body_idle_timeout_s)
+        if self._chunks is None:
+            used = min(self._left, len(data))
+            self._left -= used
+            block = data if used == len(data) else data[:used]
+            self._keep(body, block)
+            complete = not self._left
+        else:
+            out: list[bytes] = []
+            try:
+                used = self._chunks.feed(data, out)
+            except ChunkError as problem:
+                self._body = None
+                self._keep_alive = False
+                body.fail(_bad(f"The request body is not properly chunked: {problem}."))
+                if self._discarding:
+                    self.abort()
+                return
+            for block in out:
+                self._keep(body, block)
+            complete = self._chunks.done
+        if self._body is None:  # given up meanwhile
+            return
+        if complete:
+            self._body = None
+            if not self._write_paused:
+                self.deadline = 0.0
+            body.end()
+            if used < len(data):
+                self._pending += data[used:]
+            if self._discarding:
+                self._discarding = False
+                self._next_request()
+        elif body.crowded:
+            self._pause()
+
+    def _keep(self, body: Body, block: bytes) -> None:
+        """Stores a piece, or only counts it when the handler is through with the request."""
+        if not self._discarding:
+            body.feed(block)
+            return
+        self._discarded += len(block)
+        if self._discarded > self._limits.discard_bytes:
+            self._body = None
+            self.abort()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def _run(self, request: Request, responder: Responder) -> None:
+        """The handler's task, and what is answered when the handler does not."""
+        try:
+            await self._home.handler(request, responder)
+            if not responder.started:
+                log.error("a handler answered nothing", extra={"path": request.path})
+                await self._last_resort(responder, 500, "internal_error", "Nothing was answered.")
+        except RequestError as problem:
+            if problem.close:
+                self._keep_alive = False
+            if not responder.started:
+                await self._answer_error(responder, problem)
+        except (ClientGone, asyncio.CancelledError):
+            if not self._gone and not responder.started:
+                await self._last_resort(
+                    responder, 503, "draining", "This gateway is shutting down; try again."
+                )
+        except Exception:
+            log.exception("a handler failed", extra={"path": request.path})
+            if not responder.started:
+                await self._last_resort(
+                    responder, 500, "internal_error", "The gateway failed; the log says why."
+                )
+        finally:
+            request.body.release()
+            self._answered(responder)
+
+    async def _answer_error(self, responder: Responder, problem: RequestError) -> None:
+        headers: list[tuple[bytes, bytes]] = []
+        if problem.retry_after_s is not None:
+            headers = [
+                (b"retry-after", b"%d" % problem.retry_after_s),
+                (b"x-should-retry", b"true"),
+            ]
+        with contextlib.suppress(ClientGone):
+            await responder.send_error(
+                problem.status,
+                problem.code,
+                problem.message,
+                param=problem.param,
+                headers=headers,
+            )
+
+    async def _last_resort(
+        self, responder: Responder, status: int, code: str, message: str
+    ) -> None:
+        self._keep_alive = False
+        await self._answer_error(responder, RequestError(status, code, message))
+
+    def _answered(self, responder: Responder) -> None:
+        """The handler is done: go on with the connection or end it."""
+        self._request = None
+        self._task = None
+        self._responder = None
+        self._engine = None
+        self._home.done()
+        if self._gone:
+            return
+        if not responder.finished:
+            # Cut in the middle: only a broken connection tells the client.
+            self.abort()
+        elif not self._keep_alive:
+            self._linger()
+        elif self._body is not None:
+            self._discarding = True
+            self._discarded = 0
+            self._wait_for("discard", self._limits.body_idle_timeout_s)
+            self._resume()
+        else:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        if self._home.draining and self._transport is not None:
+            self._transport.close()
+            return
+        if not self._write_paused:
+            self._wait_for("idle", self._limits.idle_timeout_s)
+        if self._pending:
+            data = bytes(self._pending)
+            self._pending.clear()
+            self._searched = 0
+            self._receive_head(data)
+        self._resume()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answers what never became a request, and closes: what follows cannot be trusted."""
+        self._pending.clear()
+        self._keep_alive = False
+        responder = Responder(self, "", "1.1")
+        responder.send_now(status, [JSON_TYPE], error_bodies.error_body(status, code, message))
+        self._linger(unread=True)
+
+    def _refuse_large_head(self) -> None:
+        self._refuse(
+            431,
+            "invalid_request",
+            f"The request head is larger than the limit of {self._limits.head_bytes} bytes.",
+        )
+
+    def _linger(self, *, unread: bool = False) -> None:
+        """Closes so that the client can still read the answer: a reset would destroy it."""
+        transport = self._transport
+        if transport is None or self._gone:
+            return
+        unread = unread or self._body is not None or bool(self._pending) or self._paused
+        self._body = None
+        if not unread:
+            transport.close()
+            return
+        self._lingering = True
+        self._pending.clear()
+        self._resume()
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._wait_for("linger", self._limits.linger_s)
+
+    def _client_left(self) -> None:
+        request, task = self._request, self._task
+        if request is not None and task is not None:
+            self._gone = True
+            self._body = None
+            request.mark_gone()
+            task.cancel()
+
+    # -- flow ----------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None and not self._gone:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._gone:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _wait_for(self, why: str, timeout_s: float) -> None:
+        self._why = why
+        self.deadline = self.loop.time() + timeout_s if timeout_s > 0 else 0.0
+
+
+def _bad(message: str) -> RequestError:
+    return RequestError(400, "invalid_request", message, close=True)
+
+
+def _check_head(
+    head: bytes, reader: _HeadReader, method: str, version: str, limits: ServerLimits
+) -> None:
+    """What httptools lets pass and we do not. Raises RequestError."""
+    if not reader.complete:
+        raise _bad("The request head is incomplete.")
+    if version not in ("1.1", "1.0"):
+        raise RequestError(505, "invalid_request", "Only HTTP/1.0 and HTTP/1.1 are spoken here.")
+    if len(reader.items) > limits.head_count:
+        raise RequestError(
+            431,
+            "invalid_request",
+            f"The request has more than {limits.head_count} headers.",
+            close=True,
+        )
+    if b"\0" in head or b"\r\n " in head or b"\r\n\t" in head:
+        raise _bad("The request head holds a folded line or a NUL.")
+    hosts = sum(name == b"host" for name, _ in reader.items)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise _bad("A request has exactly one Host header.")
