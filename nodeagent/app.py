@@ -1,0 +1,265 @@
+"""Wires one agent: data folder, journal, launcher, drivers, log and wire. It holds no policy at all."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from events.connection import connect
+from events.ids import utc_now
+from events.jetstream import JetStreamLog, JetStreamWire
+from events.log import EventLog, Wire
+from events.roles import agent_user, inbox_prefix
+from events.secrets import engine_key, node_secret_path, read_secret, secrets_folder
+from events.service import FatalError, Service
+from events.subjects import encode_token
+from nodeagent import memory
+from nodeagent.agent import Agent, Around, Unreadable
+from nodeagent.beacons import Gateways
+from nodeagent.books import Books
+from nodeagent.domain.inventory import BadInventory, cards_of
+from nodeagent.domain.ports import PortBook
+from nodeagent.drivers.command import CommandDriver
+from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
+from nodeagent.drivers.llamacpp import LlamacppDriver
+from nodeagent.fleet import Fleet
+from nodeagent.journal import Journal
+from nodeagent.launching import Launcher
+from nodeagent.reporter import Deposed, Reporter
+from nodeagent.supervisor import Tools
+from schemas.model import EngineName
+from schemas.node import Node
+from schemas.settings import NodeagentSettings
+
+LOG = logging.getLogger(__name__)
+
+EXIT_DEPOSED: Final = 3
+"""Another agent runs this node. Starting again would depose that one: do not."""
+EXIT_LOCKED: Final = 4
+"""Another agent works in this data folder."""
+
+
+class Locked(Exception):
+    """Another agent works in this data folder."""
+
+
+class Times(Struct, frozen=True, kw_only=True):
+    """Times that are no settings, in seconds; tests make them short."""
+
+    listen_s: float = 3.0
+    plan_grace_s: float = 2.0
+    retry_s: float = 1.0
+    endings_after_s: float = 86400.0
+    endings_look_s: float = 60.0
+    leave_s: float = 3.0
+
+
+DEFAULT_TIMES: Final = Times()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a data folder. The kernel lets go of it however this process ends.
+
+    Raises Locked.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Locked(
+                f"another agent works in {path.parent}; give this one its own --data"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def drivers_of(settings: NodeagentSettings) -> dict[EngineName, Driver]:
+    """One driver per kind of engine this node can run."""
+    return {
+        "llamacpp": LlamacppDriver(settings.llama_server),
+        "command": CommandDriver(),
+    }
+
+
+def node_of(id: str, settings: NodeagentSettings, drivers: Mapping[EngineName, Driver]) -> Node:
+    """The inventory of this machine as `node.started` tells it. Raises BadInventory."""
+    return Node(
+        id=id,
+        running=True,
+        started_at=utc_now(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=_version(),
+        cards=cards_of(
+            settings,
+            ram_bytes=memory.ram_bytes(),
+            cgroup_limit_bytes=memory.cgroup_limit_bytes(),
+        ),
+        engines=tuple(drivers[name].info() for name in sorted(drivers)),
+        allow_commands=settings.allow_commands,
+    )
+
+
+@asynccontextmanager
+async def open_agent(
+    *,
+    node: Node,
+    folder: Path,
+    settings: NodeagentSettings,
+    log: EventLog,
+    wire: Wire,
+    drivers: Mapping[EngineName, Driver],
+    key_of: Callable[[str], str],
+    secrets: SecretReader,
+    prefix: str = "yard",
+    times: Times = DEFAULT_TIMES,
+    port_is_free: Callable[[int], bool] = memory.port_is_free,
+) -> AsyncIterator[Agent]:
+    """An agent on `folder` (its part of the data folder), ready to run. Raises Locked."""
+    loop = asyncio.get_running_loop()
+    with locked(folder / "lock"):
+        journal, remembered = await Journal.open(folder / "journal.sqlite")
+        launcher = Launcher(folder / "replicas", folder / "agent.sock")
+        try:
+            await launcher.open()
+            actor = agent_user(node.id)
+            reporter = Reporter(log, journal, node=node.id, actor=actor, retry_s=times.retry_s)
+            books = Books(
+                node=node.id,
+                prefix=prefix,
+                memory=remembered,
+                book=PortBook(
+                    first=settings.port_first,
+                    last=settings.port_last,
+                    rest_s=settings.port_rest_s,
+                ),
+                journal=journal,
+                reporter=reporter,
+                now=utc_now,
+            )
+            gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
+            tools = Tools(
+                books=books,
+                processes=launcher,
+                drivers=drivers,
+                gateways=gateways,
+                engine_key=key_of,
+                secrets=secrets,
+                now=utc_now,
+                grace_s=settings.stop_grace_s,
+                log_bytes=settings.engine_log_bytes,
+                gateway_gone_s=settings.gateway_gone_s,
+                listen_s=times.listen_s,
+            )
+            fleet = Fleet(
+                node=node.id,
+                books=books,
+                reporter=reporter,
+                tools=tools,
+                allow_commands=settings.allow_commands,
+                port_is_free=port_is_free,
+                now=utc_now,
+            )
+            yield Agent(
+                Around(
+                    log=log,
+                    wire=wire,
+                    journal=journal,
+                    reporter=reporter,
+                    books=books,
+                    fleet=fleet,
+                    launches=launcher,
+                    gateways=gateways,
+                    tools=tools,
+                    node=node,
+                    prefix=prefix,
+                    actor=actor,
+                    infos=node.cards,
+                    now=utc_now,
+                    beacon_s=settings.beacon_s,
+                    plan_grace_s=times.plan_grace_s,
+                    retry_s=times.retry_s,
+                    endings_after_s=times.endings_after_s,
+                    endings_look_s=times.endings_look_s,
+                    leave_s=times.leave_s,
+                )
+            )
+        finally:
+            await launcher.close()
+            await journal.close()
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the process should end, when that is not simply well or badly."""
+
+    status: int = 0
+
+
+async def run(service: Service, ending: Ending) -> None:
+    """The service: SIGTERM leaves the engines, SIGINT stops them. Raises FatalError, SecretMissing."""
+    settings = service.settings.nodeagent
+    data = service.data
+    user = service.nats_user(agent_user(service.id))
+    secret = read_secret(node_secret_path(data, service.id))
+    drivers = drivers_of(settings)
+    try:
+        node = node_of(service.id, settings, drivers)
+    except BadInventory as error:
+        raise FatalError(str(error)) from error
+    prefix = service.settings.yard.prefix
+    connection = await connect(
+        service.settings.nats,
+        name=f"agent {service.id}",
+        user=user,
+        password=lambda: service.nats_password(user),
+        inbox_prefix=inbox_prefix(user),
+        prefix=prefix,
+        first_wait_s=0.0,
+    )
+    try:
+        async with open_agent(
+            node=node,
+            folder=data / "nodeagent",
+            settings=settings,
+            log=JetStreamLog(connection, source=f"/agent/{encode_token(service.id)}"),
+            wire=JetStreamWire(connection),
+            drivers=drivers,
+            key_of=partial(engine_key, secret),
+            secrets=secrets_in(secrets_folder(data)),
+            prefix=prefix,
+            times=Times(endings_after_s=service.settings.controlplane.endings_after_s),
+        ) as agent:
+            await agent.run(service.stopping, lambda: service.signal == signal.SIGINT)
+    except Deposed as error:
+        ending.status = EXIT_DEPOSED
+        raise FatalError(str(error)) from error
+    except Locked as error:
+        ending.status = EXIT_LOCKED
+        raise FatalError(str(error)) from error
+    except Unreadable as error:
+        raise FatalError(str(error)) from error
+    finally:
+        await connection.close()
+
+
+def _version() -> str:
+    try:
+        return version("modelyard")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"

@@ -1,0 +1,113 @@
+"""Judges one drain: whether the replica may be stopped now, must be waited for, or is taken back.
+
+Silence is never idleness: without a connection, or before the gateways had time to speak, nothing is
+stopped. It reads no clock; ages come from the caller's monotonic clock. It never stops anything itself.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas.beacons import EngineCounters
+from schemas.plan import Stop
+
+
+class GatewayHeard(Struct, frozen=True, kw_only=True):
+    """A gateway's last beacon as far as one replica is concerned; `age_s` since it was heard."""
+
+    name: str
+    age_s: float
+    position: int
+    inflight: int
+    waiting: int = 0
+    leaving: bool = False
+
+
+class DrainFacts(Struct, frozen=True, kw_only=True):
+    """What is known when a drain is judged.
+
+    `sequence` is where `replica.draining` stands in the log, None while it is not stored. `age_s` counts
+    from the decision to drain, `connected_s` from the last (re)connection, None while there is none.
+    `engine` are counters read for this very judgement, None when nobody asked yet.
+    """
+
+    stop: Stop
+    sequence: int | None
+    age_s: float
+    connected_s: float | None
+    gateways: tuple[GatewayHeard, ...]
+    gateway_gone_s: float
+    listen_s: float
+    engine: EngineCounters | None = None
+
+
+class KeepWaiting(Struct, frozen=True, kw_only=True, tag=True):
+    """Not yet; `reason` is for the log."""
+
+    reason: str
+
+
+class AskEngine(Struct, frozen=True, kw_only=True, tag=True):
+    """All gateways are done with it: read the engine's own counters and judge again."""
+
+
+class StopNow(Struct, frozen=True, kw_only=True, tag=True):
+    """`running` requests are cut (0 when it is drained)."""
+
+    why: Literal["drained", "forced", "bound"]
+    running: int = 0
+
+
+class TakeBack(Struct, frozen=True, kw_only=True, tag=True):
+    """The bound passed with requests running and the stop was only for idleness."""
+
+    running: int = 0
+
+
+Verdict = KeepWaiting | AskEngine | StopNow | TakeBack
+
+
+def judge(facts: DrainFacts) -> Verdict:
+    """Decides in this order; the first case that applies wins.
+
+    1. forced: stop, whatever runs.
+    2. the bound passed and the stop may be taken back: take it back. Needs nobody's answer.
+    3. not connected, or not for `listen_s` yet: wait; neither zero nor the bound mean anything now.
+    4. the bound passed: stop with what runs.
+    5. the draining event is not stored: no gateway can have seen it, wait.
+    6. no gateway is alive: wait `listen_s` from the start of the drain for one to speak.
+    7. a live gateway has not confirmed the position, or has requests there: wait.
+    8. the engine was not asked: ask it.
+    9. the engine itself has requests: wait.
+    10. nobody uses it: stop.
+    """
+    stop = facts.stop
+    live = [g for g in facts.gateways if g.age_s <= facts.gateway_gone_s]
+    told = facts.engine.inflight if facts.engine is not None else None
+    running = max(sum(g.inflight for g in live), told or 0)
+    overdue = facts.age_s >= stop.drain_timeout_s
+    if stop.force:  # 1
+        return StopNow(why="forced", running=running)
+    if overdue and stop.take_back:  # 2
+        return TakeBack(running=running)
+    if facts.connected_s is None:  # 3
+        return KeepWaiting(reason="no connection: nobody can tell what gateways still send")
+    if facts.connected_s < facts.listen_s:
+        return KeepWaiting(reason="connected just now: gateways have not spoken yet")
+    if overdue:  # 4
+        return StopNow(why="bound", running=running)
+    if facts.sequence is None:  # 5
+        return KeepWaiting(reason="replica.draining is not stored yet")
+    if not live and facts.age_s < facts.listen_s:  # 6
+        return KeepWaiting(reason="no gateway heard yet")
+    for gateway in live:  # 7
+        if gateway.inflight:
+            return KeepWaiting(reason=f"{gateway.name} has {gateway.inflight} running")
+        # A gateway on its way out takes nothing new; it need not follow the log to the end.
+        if gateway.position < facts.sequence and not (gateway.leaving and not gateway.waiting):
+            return KeepWaiting(reason=f"{gateway.name} has not seen the drain")
+    if facts.engine is None:  # 8
+        return AskEngine()
+    if told:  # 9
+        return KeepWaiting(reason=f"the engine itself has {told} running")
+    return StopNow(why="drained")  # 10

@@ -1,0 +1,184 @@
+"""Takes over what an earlier agent left: engines, leases, and what the log tells that the journal forgot.
+
+First from the journal alone, so that engines are looked after while NATS is away; then with the log.
+What becomes of each replica is decided by `domain/adoption.py`; this carries it out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from nodeagent.books import Books
+from nodeagent.domain.adoption import Found, fate, remembered
+from nodeagent.domain.assignments import Held
+from nodeagent.fleet import Fleet
+from nodeagent.launching import Ended, Running, StopResult
+from nodeagent.ownlog import OwnSubjects
+from nodeagent.supervisor import Supervisor, Tools
+from schemas.node import CardInfo
+from schemas.replica import TERMINAL_PHASES, Replica
+
+LOG = logging.getLogger(__name__)
+
+
+class Adopting(Protocol):
+    """What it needs of `nodeagent.launching.Launcher`."""
+
+    def found(self) -> tuple[str, ...]: ...
+
+    async def adopt(self, replica: str) -> Running | Ended | None: ...
+
+    async def stop(self, replica: str, grace_s: float) -> StopResult: ...
+
+    def forget(self, replica: str) -> None: ...
+
+
+class Inheritance:
+    """What this agent found when it started. Used once per start, and once more per replaced log."""
+
+    def __init__(
+        self,
+        *,
+        books: Books,
+        fleet: Fleet,
+        tools: Tools,
+        launches: Adopting,
+        infos: tuple[CardInfo, ...],
+    ) -> None:
+        self._books = books
+        self._fleet = fleet
+        self._tools = tools
+        self._launches = launches
+        self._infos = infos
+        self._processes: dict[str, Running | Ended | None] = {}
+        self._unclaimed: set[str] = set()
+        self._kept: set[str] = set()
+
+    @property
+    def adopted(self) -> tuple[str, ...]:
+        """Replicas an earlier agent left that live on here, by id."""
+        return tuple(name for name in self._fleet.alive() if name in self._kept)
+
+    async def from_journal(self) -> None:
+        """Looks at every launch that left a trace, and settles those the journal knows."""
+        self._books.set_up_cards(self._infos)
+        names = sorted({*self._launches.found(), *self._alive(self._books.held.values())})
+        seen = await asyncio.gather(*(self._launches.adopt(name) for name in names))
+        self._processes = dict(zip(names, seen, strict=True))
+        self._unclaimed = {
+            name
+            for name, process in self._processes.items()
+            if isinstance(process, Running) and name not in self._books.held
+        }
+        for name in names:
+            if name in self._books.held:
+                self._settle(name, self._books.held[name], None)
+        self._end_stray_leases()
+
+    def from_log(self, own: OwnSubjects) -> None:
+        """Settles what only the log knows, and kills what nobody knows."""
+        known = self._books.known
+        self._books.cards_told(own.cards)
+        self._books.set_up_cards(self._infos)
+        for name, told in sorted(own.replicas.items()):
+            held = self._books.held.get(name)
+            if told.phase in TERMINAL_PHASES:
+                if held is None:
+                    self._books.remember_ended(told)
+                elif held.replica.phase not in TERMINAL_PHASES and not self._fleet.unsaid(name):
+                    # Somebody else declared it over; nobody would ever send it a request.
+                    self._fleet.end(name)
+            elif held is None:
+                plan = known.plan if known is not None else None
+                self._settle(name, remembered(told, own.ports.get(name, 0), plan), told)
+            if name in self._books.held:
+                self._unclaimed.discard(name)
+        for name in sorted(self._unclaimed):
+            self._kill(name)
+        # Whoever asks again later, after the log was replaced, must not believe these.
+        self._unclaimed.clear()
+        self._processes.clear()
+        self._claim_leases()
+        self._end_stray_leases()
+
+    def repeat(self, own: OwnSubjects, *, all_of_it: bool) -> None:
+        """Says again, under the new epoch, how things stand that the log may not know so.
+
+        `all_of_it`: the log was replaced, so also what was said since this agent started.
+        """
+        for name in self._fleet.alive() if all_of_it else self.adopted:
+            self._books.repeat(name)
+        for name, held in sorted(self._books.held.items()):
+            told = own.replicas.get(name)
+            over = held.replica.phase in TERMINAL_PHASES
+            behind = told is None or told.phase != held.replica.phase
+            if over and behind and not self._fleet.unsaid(name):
+                self._books.repeat(name)
+        for card in sorted(self._books.cards):
+            self._books.repeat_card(card)
+
+    def _settle(self, name: str, held: Held, told: Replica | None) -> None:
+        process = self._processes.get(name)
+        # An id that was held once is over, whatever an older log says.
+        found = "ended" if name in self._books.used else _found(process)
+        match fate(held, told, found):
+            case "keep":
+                assert isinstance(process, Running)
+                self._kept.add(name)
+                self._books.note(held)
+                LOG.info("replica adopted", extra={"replica": name, "pid": process.pid})
+                self._fleet.supervise(Supervisor(self._tools, name, running=process))
+            case "launch":
+                durable = self._books.note(held)
+                LOG.info("replica begun again", extra={"replica": name})
+                self._fleet.supervise(Supervisor(self._tools, name, durable=durable))
+            case "gone":
+                self._books.note(held)
+                ended = process if isinstance(process, Ended) else _lost(name)
+                self._fleet.supervise(Supervisor(self._tools, name, ended=ended))
+            case "kill":
+                self._kill(name)
+            case "rest":
+                pass
+
+    def _kill(self, name: str) -> None:
+        """Ends an engine without an owner."""
+        LOG.warning("engine without an owner is ended", extra={"replica": name})
+
+        async def end() -> None:
+            await self._launches.stop(name, self._tools.grace_s)
+            self._books.release(name, freed_bytes=0)
+
+        self._fleet.also(end())
+
+    def _claim_leases(self) -> None:
+        for name in self._fleet.alive():
+            replica = self._books.held[name].replica
+            self._books.claim(name, replica.cards, replica.memory_bytes)
+
+    def _end_stray_leases(self) -> None:
+        """Ends leases whose holder is over and has nobody left to end them.
+
+        Not those of engines without an owner: they are ended when the engine is.
+        """
+        holders = {lease.holder for card in self._books.cards.values() for lease in card.leases}
+        alive = {*self._fleet.alive(), *self._unclaimed}
+        for holder in sorted(holders - alive):
+            process = self._processes.get(holder)
+            if not self._fleet.supervised(holder) and not isinstance(process, Running):
+                self._books.release(holder, freed_bytes=0)
+
+    @staticmethod
+    def _alive(held: Iterable[Held]) -> set[str]:
+        return {h.replica.id for h in held if h.replica.phase not in TERMINAL_PHASES}
+
+
+def _found(process: Running | Ended | None) -> Found:
+    if process is None:
+        return "nothing"
+    return "running" if isinstance(process, Running) else "ended"
+
+
+def _lost(name: str) -> Ended:
+    return Ended(replica=name, exit_status=None, last_line="", code="lost")
