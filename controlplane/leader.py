@@ -1,7 +1,7 @@
 """Owns the World: follows always, and while this instance leads turns decisions into stored batches.
 
-It decides nothing itself: candidate.py says whether to lead, `next_decision` what to do, carrier.py
-stores it. It must never decide on a state that lacks an event stored before the decision.
+It decides nothing itself: candidate.py says whether to lead, the decision function what to do,
+carrier.py stores it. It must never decide on a state that lacks an event stored before the decision.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 NextDecision = Callable[
     [World, Live, Sequence[StoredCommand], datetime, Ids, ControlplaneSettings], Step
 ]
+MakeDecider = Callable[[], NextDecision]
+"""Makes the decision function of one term, with whatever it remembers to be fast."""
 
 BEACON_S = 1.0
 BEACON_WAKE_S = 0.05
@@ -59,7 +61,7 @@ class LeaderLoop:
         wire: Wire,
         me: Me,
         settings: ControlplaneSettings,
-        next_decision: NextDecision,
+        make_decider: MakeDecider,
         ids: Ids,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
@@ -71,7 +73,8 @@ class LeaderLoop:
         self._wire = wire
         self.me = me
         self._settings = settings
-        self._next_decision = next_decision
+        self._make_decider = make_decider
+        self._next_decision = make_decider()
         self._ids = ids
         self._now = now
         self._monotonic = monotonic
@@ -259,6 +262,7 @@ class LeaderLoop:
         assert self._tasks is not None
         self.term = term
         self._leading_since = self._monotonic()
+        self._next_decision = self._make_decider()
         line = self.world.line
         self._commands = CommandQueue(
             self._events,
@@ -304,8 +308,8 @@ class LeaderLoop:
             self._take_in()
             if self.term is None:
                 return 0
-            if not self.reader.connected:
-                return None
+            if not (self.reader.connected and self.reader.synced):
+                return None  # the next batch wakes
             if self._carrier.in_doubt:
                 carried = await self._carrier.resolve(self.term)
             else:

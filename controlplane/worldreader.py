@@ -74,7 +74,8 @@ class WorldReader:
         if not batch.connected:
             if self.connected:
                 self.connection += 1
-            self.connected = False
+            # Behind from now on, by an unknown number of events.
+            self.connected = self.synced = False
             return
         self.connected = True
         for item in batch.items:

@@ -1,0 +1,364 @@
+"""The read API of a control plane: states, events, readiness, metrics; it changes nothing.
+
+Reads come from the sqlite projection, never from the leader's World, so every instance answers the same
+questions whether it leads or not.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar import Litestar, MediaType, Request, Response, get
+from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig, ResponseSpec
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.params import Parameter
+from litestar.response import Stream
+from msgspec import Raw, Struct
+
+from controlplane.api_version import program_version
+from controlplane.doctor import Doctor
+from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
+from controlplane.metrics import CONTENT_TYPE, Metrics
+from controlplane.projections.readmodel import Entry, NotSynced, ReadModel
+from events.ids import utc_now
+from events.log import LogError
+from events.settings import parse_seconds
+from schemas import api as bodies
+from schemas.api import DoctorBody, ErrorBody, ErrorDetail, EventLine, ReadyBody
+
+log = logging.getLogger(__name__)
+
+DEFAULT_WAIT_S: Final = 5.0
+LONGEST_WAIT_S: Final = 60.0
+
+MinSeq = Annotated[
+    int | None,
+    Parameter(query="min_seq", ge=0, description="Answer only when this sequence is applied."),
+]
+Wait = Annotated[
+    str | None,
+    Parameter(query="wait", description="How long to wait for min_seq, as 5s; 60s at most."),
+]
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """One resource of the API: the path, the noun behind it and the documented bodies."""
+
+    path: str
+    noun: str
+    one: type[Struct]
+    many: type[Struct]
+    id_help: str
+
+
+KINDS: Final = (
+    Kind(
+        path="models",
+        noun="model",
+        one=bodies.ModelOne,
+        many=bodies.ModelList,
+        id_help="The name of the model.",
+    ),
+    Kind(
+        path="replicas",
+        noun="replica",
+        one=bodies.ReplicaOne,
+        many=bodies.ReplicaList,
+        id_help="The id of the replica.",
+    ),
+    Kind(
+        path="nodes",
+        noun="node",
+        one=bodies.NodeOne,
+        many=bodies.NodeList,
+        id_help="The id of the node.",
+    ),
+    Kind(
+        path="cards",
+        noun="card",
+        one=bodies.CardOne,
+        many=bodies.CardList,
+        id_help="Node and card, as `local/cpu`.",
+    ),
+    Kind(
+        path="activations",
+        noun="activation",
+        one=bodies.ActivationOne,
+        many=bodies.ActivationList,
+        id_help="The model, or model and scope as `my-model/any`.",
+    ),
+    Kind(
+        path="commands",
+        noun="command",
+        one=bodies.OutcomeOne,
+        many=bodies.OutcomeList,
+        id_help="The id of the command.",
+    ),
+)
+
+
+class Refusal(Exception):
+    """An answer that is no data: status, code and sentence, with the position where one is known."""
+
+    def __init__(self, status: int, code: str, sentence: str, applied_seq: int | None = None):
+        super().__init__(sentence)
+        self.status = status
+        self.body = ErrorBody(
+            error=ErrorDetail(code=code, sentence=sentence), applied_seq=applied_seq
+        )
+
+
+async def _await_position(model: ReadModel, min_seq: int | None, wait: str | None) -> None:
+    """Read-your-writes: returns when `min_seq` is applied. Raises Refusal when the wait ends first."""
+    if min_seq is None:
+        return
+    try:
+        wait_s = DEFAULT_WAIT_S if wait is None else min(parse_seconds(wait), LONGEST_WAIT_S)
+    except ValueError as error:
+        raise Refusal(400, "bad_request", f"wait: {error}") from None
+    if not await model.reached(min_seq, wait_s):
+        raise Refusal(
+            504,
+            "not_applied_yet",
+            f"sequence {min_seq} was not applied within {wait_s:g} s; this control plane is at "
+            f"{model.position}",
+            model.position,
+        )
+
+
+_EVENT_KEY: Final = b'"event":'
+
+
+def _json_of(entry: Entry, extra: bytes = b"") -> bytes:
+    """The state with the event that made it, put together as text: states are stored as JSON already."""
+    event = msgspec.json.encode(
+        {
+            "subject": entry.subject,
+            "seq": entry.seq,
+            "rev": entry.rev,
+            "type": entry.type,
+            "id": entry.event_id,
+            "time": entry.time,
+            "actor": entry.actor,
+            "reason": entry.reason,
+            "causationid": entry.causationid,
+            "correlationid": entry.correlationid,
+            "problem": entry.problem,
+        }
+    )
+    state = b"{}" if entry.state is None else bytes(entry.state)
+    comma = b"," if len(state) > 2 else b""
+    return state[:-1] + comma + _EVENT_KEY + event + extra + b"}"
+
+
+def _answer(data: bytes, position: int) -> Response[bytes]:
+    return Response(
+        b'{"data":' + data + b',"applied_seq":' + str(position).encode() + b"}",
+        media_type=MediaType.JSON,
+    )
+
+
+async def _standings(model: ReadModel) -> dict[str, Raw]:
+    entries, _ = await model.entries("nodestate")
+    return {entry.name: entry.state for entry in entries if entry.state is not None}
+
+
+async def _with_standing(model: ReadModel, entries: Sequence[Entry]) -> list[bytes]:
+    standings = await _standings(model)
+    return [
+        _json_of(
+            entry,
+            b',"standing":'
+            + (bytes(standings[entry.name]) if entry.name in standings else b"null"),
+        )
+        for entry in entries
+    ]
+
+
+async def _texts(kind: Kind, model: ReadModel, entries: Sequence[Entry]) -> list[bytes]:
+    if kind.noun == "node":
+        return await _with_standing(model, entries)
+    return [_json_of(entry) for entry in entries]
+
+
+def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
+    """The list and the single one of a kind."""
+
+    @get(
+        f"/v1/{kind.path}",
+        name=f"list {kind.path}",
+        operation_id=f"list_{kind.path}",
+        summary=f"All {kind.path}",
+        responses={200: ResponseSpec(data_container=kind.many, generate_examples=False)},
+    )
+    async def many(min_seq: MinSeq = None, wait: Wait = None) -> Response[bytes]:
+        await _await_position(model, min_seq, wait)
+        entries, position = await model.entries(kind.noun)
+        return _answer(b"[" + b",".join(await _texts(kind, model, entries)) + b"]", position)
+
+    @get(
+        f"/v1/{kind.path}/{{key:path}}",
+        name=f"show {kind.path}",
+        operation_id=f"show_{kind.path}",
+        summary=f"One of {kind.path}",
+        responses={200: ResponseSpec(data_container=kind.one, generate_examples=False)},
+    )
+    async def one(
+        key: Annotated[str, Parameter(description=kind.id_help)],
+        min_seq: MinSeq = None,
+        wait: Wait = None,
+    ) -> Response[bytes]:
+        await _await_position(model, min_seq, wait)
+        name = key.removeprefix("/")
+        entry, position = await model.entry(kind.noun, name)
+        if entry is None and kind.noun == "activation":
+            entry, position = await model.entry(kind.noun, f"{name}/any")
+        if entry is None:
+            raise Refusal(404, "not_found", f"there is no {kind.noun} {name!r}", position)
+        return _answer((await _texts(kind, model, [entry]))[0], position)
+
+    return [many, one]
+
+
+def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
+    @get(
+        "/v1/events",
+        operation_id="events",
+        summary="The log as it grows: server-sent events, or lines of JSON",
+        description=(
+            "Answers SSE when Accept asks for text/event-stream, else one JSON object per line. Resumes "
+            "behind Last-Event-ID, at from_seq, or at a time. `{}` lines and comments are signs of life."
+        ),
+        responses={200: ResponseSpec(data_container=EventLine, generate_examples=False)},
+    )
+    async def events(
+        request: Request[Any, Any, Any],
+        subject: list[str] | None = None,
+        type_: Annotated[list[str] | None, Parameter(query="type")] = None,
+        model: str | None = None,
+        from_seq: int | None = None,
+        since: str | None = None,
+        state: bool = False,
+        follow: bool = True,
+        last_event_id: Annotated[str | None, Parameter(header="Last-Event-ID")] = None,
+    ) -> Stream:
+        sse = "text/event-stream" in request.headers.get("accept", "")
+        query = parse_query(
+            subjects=subject or [],
+            types=type_ or [],
+            model=model,
+            from_seq=from_seq,
+            since=since,
+            state=state,
+            follow=follow,
+            last_event_id=last_event_id,
+            prefix=prefix,
+            now=utc_now(),
+        )
+        lines = await streams.open(query, "sse" if sse else "ndjson")
+        return Stream(
+            lines,
+            media_type="text/event-stream" if sse else "application/x-ndjson",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+
+    return events
+
+
+def _plain(metrics: Metrics, doctor: Doctor) -> list[HTTPRouteHandler]:
+    @get("/healthz", operation_id="healthz", summary="The process answers", media_type="text/plain")
+    async def healthz() -> str:
+        return "ok\n"
+
+    @get(
+        "/readyz",
+        operation_id="readyz",
+        summary="Whether this control plane does its work; 503 names what does not",
+    )
+    async def readyz() -> Response[ReadyBody]:
+        body = doctor.ready()
+        return Response(body, status_code=200 if body.ready else 503)
+
+    @get(
+        "/metrics",
+        operation_id="metrics",
+        summary="Numbers for Prometheus",
+        media_type="text/plain",
+    )
+    async def show_metrics() -> Response[bytes]:
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @get("/v1/doctor", operation_id="doctor", summary="Everything that may be wrong")
+    async def show_doctor() -> DoctorBody:
+        return await doctor.examine()
+
+    return [healthz, readyz, show_metrics, show_doctor]
+
+
+def _refused(_: Request[Any, Any, Any], error: Refusal) -> Response[ErrorBody]:
+    return Response(error.body, status_code=error.status)
+
+
+def _error(status: int, code: str, sentence: str) -> Response[ErrorBody]:
+    return Response(ErrorBody(error=ErrorDetail(code=code, sentence=sentence)), status_code=status)
+
+
+def _http_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[ErrorBody]:
+    codes = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+    sentences = [error.detail or "the request was refused"]
+    extra = error.extra if isinstance(error.extra, list) else []
+    sentences += [
+        f"{part.get('key', 'request')}: {part.get('message', '')}"
+        for part in extra
+        if isinstance(part, dict)
+    ]
+    return _error(error.status_code, codes.get(error.status_code, "refused"), "; ".join(sentences))
+
+
+def _fault(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+    log.error("a request failed", exc_info=error, extra={"path": request.url.path})
+    return _error(500, "internal", "the control plane failed to answer; its log has the reason")
+
+
+def build_api(
+    *, model: ReadModel, streams: EventStreams, metrics: Metrics, doctor: Doctor, prefix: str
+) -> Litestar:
+    """The application, without its guard (api_guard.py) and its server (app.py)."""
+    handlers: list[HTTPRouteHandler] = [
+        handler for kind in KINDS for handler in _resource(kind, model)
+    ]
+    handlers += [_events(streams, prefix), *_plain(metrics, doctor)]
+    exception_handlers: dict[int | type[Exception], Any] = {
+        Refusal: _refused,
+        NotSynced: lambda _, error: _error(503, "not_synced", f"{error}; try again soon"),
+        BadQuery: lambda _, error: _error(400, "bad_request", str(error)),
+        TooManyStreams: lambda _, __: _error(
+            503, "too_many_streams", "too many clients follow the events already"
+        ),
+        LogError: lambda _, error: _error(503, "nats_unavailable", str(error)),
+        HTTPException: _http_error,
+        Exception: _fault,
+    }
+    return Litestar(
+        handlers,
+        exception_handlers=exception_handlers,
+        openapi_config=OpenAPIConfig(
+            title="Modelyard control plane",
+            version=program_version(),
+            path="/schema",
+            render_plugins=[
+                JsonRenderPlugin(path=["/", "/openapi.json"]),
+                YamlRenderPlugin(),
+            ],
+            security=[{"token": []}],
+            components=Components(
+                security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
+            ),
+        ),
+        logging_config=None,
+        debug=False,
+    )

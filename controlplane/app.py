@@ -1,0 +1,247 @@
+"""Wires one control plane: log, leader's loop, projection, API. No decision and no policy is made here."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+
+from controlplane.api import build_api
+from controlplane.api_guard import Guard, Known
+from controlplane.candidate import Me
+from controlplane.doctor import Doctor
+from controlplane.domain.decision import Ids
+from controlplane.domain.index import StepIndex
+from controlplane.domain.step import next_decision
+from controlplane.events_api import EventStreams
+from controlplane.identifiers import new_ids
+from controlplane.leader import LeaderLoop, MakeDecider, NextDecision
+from controlplane.metrics import Metrics
+from controlplane.projections.readmodel import ReadModel
+from events.connection import Connection, connect
+from events.ids import utc_now
+from events.jetstream import JetStreamLog, JetStreamWire
+from events.log import EventLog, Misconfigured, Unavailable, Wire
+from events.provision import ensure_streams
+from events.roles import inbox_prefix
+from events.secrets import api_token_path, read_secret
+from events.service import FatalError, Service
+from events.subjects import encode_token
+from schemas.messages import SCHEMA
+from schemas.settings import ControlplaneSettings
+
+log = logging.getLogger("controlplane")
+
+USER = "control"
+STREAMS_RETRY_S = 1.0
+SHUTDOWN_S = 2
+
+
+class _Server(uvicorn.Server):
+    """A server whose process handles signals elsewhere."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def new_decider() -> NextDecision:
+    """The decision function with an index of its own; a new term begins with an empty one."""
+    return partial(next_decision, index=StepIndex())
+
+
+class ControlPlane:
+    """One instance over any log and wire: what the tests start, and `run` with NATS behind it."""
+
+    def __init__(
+        self,
+        *,
+        events: EventLog,
+        wire: Wire,
+        me: Me,
+        settings: ControlplaneSettings,
+        folder: Path,
+        token: str,
+        prefix: str = "yard",
+        make_decider: MakeDecider = new_decider,
+        ids: Ids | None = None,
+    ) -> None:
+        self.metrics = Metrics()
+        self.leader = LeaderLoop(
+            events=events,
+            wire=wire,
+            me=me,
+            settings=settings,
+            make_decider=make_decider,
+            ids=ids or new_ids(),
+            now=utc_now,
+            monotonic=time.monotonic,
+            metrics=self.metrics,
+            prefix=prefix,
+        )
+        self.model = ReadModel(
+            events=events,
+            path=folder / "projection.sqlite",
+            prefix=prefix,
+            now=utc_now,
+            monotonic=time.monotonic,
+            metrics=self.metrics,
+        )
+        self.doctor = Doctor(events=events, leader=self.leader, model=self.model)
+        self._streams = EventStreams(events, self.metrics)
+        self._settings = settings
+        self._token = token
+        self._prefix = prefix
+        self.port = 0
+        self.listening = asyncio.Event()
+        self.metrics.read_from(self._readings)
+
+    def _readings(
+        self,
+    ) -> Generator[tuple[str, str, dict[tuple[str, ...], float], tuple[str, ...]]]:
+        world = self.leader.world
+        phases: dict[tuple[str, ...], float] = {}
+        for replica in world.replicas.values():
+            key = (replica.phase,)
+            phases[key] = phases.get(key, 0.0) + 1
+        yield "yard_models", "Models in the catalog.", {(): float(len(world.models))}, ()
+        yield "yard_replicas", "Replicas the log holds, by phase.", phases, ("phase",)
+        positions: dict[tuple[str, ...], float] = {
+            (name,): float(projection.position)
+            for name, projection in self.doctor.facts().projections.items()
+        }
+        yield "yard_position", "Last sequence applied.", positions, ("projection",)
+        yield "yard_unknown_events", "Events of a newer version.", {(): world.unknown_events}, ()
+        yield "yard_broken_events", "Events nobody can read.", {(): world.broken_events}, ()
+        yield "yard_ready", "1 when ready.", {(): float(self.doctor.ready().ready)}, ()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Runs until `stopping`. A side task that fails ends all of it, with its error."""
+        host, _, port = self._settings.listen.rpartition(":")
+        host = host.strip("[]")
+        listener = _listen(host, int(port))
+        self.port = listener.getsockname()[1]
+        await self.model.open()
+        application = build_api(
+            model=self.model,
+            streams=self._streams,
+            metrics=self.metrics,
+            doctor=self.doctor,
+            prefix=self._prefix,
+        )
+        server = _Server(
+            uvicorn.Config(
+                Guard(
+                    application,
+                    token=self._token,
+                    known=Known(host, self._settings.allowed_hosts),
+                    metrics=self.metrics,
+                ),
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = [
+                    tasks.create_task(self.leader.run(), name="leader"),
+                    tasks.create_task(self.model.run(), name="projection"),
+                ]
+                serving = tasks.create_task(server.serve(sockets=[listener]), name="api")
+                self.listening.set()
+                log.info("listening", extra={"host": host, "port": self.port})
+                stop = tasks.create_task(stopping.wait(), name="stop")
+                await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
+                stop.cancel()
+                await self._streams.close()
+                server.should_exit = True
+                await serving
+                for task in work:
+                    task.cancel()
+        finally:
+            listener.close()
+            await self.model.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises FatalError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise FatalError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _yard_id(data: Path) -> str:
+    """The yard's id, from the environment or the data folder. Raises FatalError."""
+    given = os.environ.get("YARD_ID")
+    if given:
+        return given
+    try:
+        return str(json.loads((data / "yard.json").read_text(encoding="utf-8"))["yard_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FatalError(
+            f"no yard id: set YARD_ID, or point --data at a folder that `yardctl up` made ({data})"
+        ) from None
+
+
+async def _keep_streams(connection: Connection, yard_id: str) -> None:
+    """Makes the streams be there as soon as a server answers. Raises FatalError when they cannot be."""
+    while True:
+        try:
+            await ensure_streams(connection, yard_id, SCHEMA)
+            return
+        except Unavailable:
+            await asyncio.sleep(STREAMS_RETRY_S)
+        except Misconfigured as error:
+            raise FatalError(str(error)) from error
+
+
+async def run(service: Service) -> None:
+    """The service: starts with or without NATS, ends when told to. Raises FatalError, SecretMissing."""
+    settings = service.settings
+    user = service.nats_user(USER)
+    token = read_secret(api_token_path(service.data))
+    yard_id = _yard_id(service.data)
+    me = Me(instance=service.id, host=socket.gethostname(), pid=os.getpid())
+    connection = await connect(
+        settings.nats,
+        name=f"controlplane {service.id}",
+        user=user,
+        password=lambda: service.nats_password(user),
+        inbox_prefix=inbox_prefix(user),
+        prefix=settings.yard.prefix,
+    )
+    try:
+        plane = ControlPlane(
+            events=JetStreamLog(connection, source=f"/cp/{service.id}"),
+            wire=JetStreamWire(connection),
+            me=me,
+            settings=settings.controlplane,
+            folder=service.data / "controlplane" / encode_token(service.id),
+            token=token,
+            prefix=settings.yard.prefix,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            streams = tasks.create_task(_keep_streams(connection, yard_id), name="streams")
+            await plane.run(service.stopping)
+            streams.cancel()
+    finally:
+        await connection.close()

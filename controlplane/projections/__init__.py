@@ -1,0 +1,1 @@
+"""Read models of the log in sqlite: caches that may be deleted at any time."""

@@ -1,0 +1,218 @@
+"""The bodies of the control plane's read API: states with the event that made them, event lines, errors.
+
+Data only. Every list and every single state comes with `applied_seq`, the position it is true for.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from schemas.activation import Activation
+from schemas.card import Card
+from schemas.commands import Outcome
+from schemas.model import Model
+from schemas.node import Node, NodeState
+from schemas.replica import Replica
+
+
+class StateEvent(Struct, frozen=True, kw_only=True):
+    """The event that made a state: who, when, why and from what.
+
+    `problem` says why the subject's last event (`seq`) could not be read; the state is the one before.
+    """
+
+    subject: str
+    seq: int
+    rev: int
+    type: str
+    id: str
+    time: datetime
+    actor: str
+    reason: str = ""
+    causationid: str | None = None
+    correlationid: str | None = None
+    problem: str | None = None
+
+
+class ModelView(Model, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class ReplicaView(Replica, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class NodeView(Node, frozen=True, kw_only=True):
+    """`standing` is how the control plane judges the node."""
+
+    event: StateEvent
+    standing: NodeState | None = None
+
+
+class CardView(Card, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class ActivationView(Activation, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class OutcomeView(Outcome, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    data: tuple[ModelView, ...]
+    applied_seq: int
+
+
+class ModelOne(Struct, frozen=True, kw_only=True):
+    data: ModelView
+    applied_seq: int
+
+
+class ReplicaList(Struct, frozen=True, kw_only=True):
+    data: tuple[ReplicaView, ...]
+    applied_seq: int
+
+
+class ReplicaOne(Struct, frozen=True, kw_only=True):
+    data: ReplicaView
+    applied_seq: int
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    data: tuple[NodeView, ...]
+    applied_seq: int
+
+
+class NodeOne(Struct, frozen=True, kw_only=True):
+    data: NodeView
+    applied_seq: int
+
+
+class CardList(Struct, frozen=True, kw_only=True):
+    data: tuple[CardView, ...]
+    applied_seq: int
+
+
+class CardOne(Struct, frozen=True, kw_only=True):
+    data: CardView
+    applied_seq: int
+
+
+class ActivationList(Struct, frozen=True, kw_only=True):
+    data: tuple[ActivationView, ...]
+    applied_seq: int
+
+
+class ActivationOne(Struct, frozen=True, kw_only=True):
+    data: ActivationView
+    applied_seq: int
+
+
+class OutcomeList(Struct, frozen=True, kw_only=True):
+    data: tuple[OutcomeView, ...]
+    applied_seq: int
+
+
+class OutcomeOne(Struct, frozen=True, kw_only=True):
+    data: OutcomeView
+    applied_seq: int
+
+
+class EventLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event as `GET /v1/events` tells it. `problem`: it could not be read (wholly), and why.
+
+    `change` is what happened, `state` the whole state after it (absent for a tombstone).
+    """
+
+    seq: int
+    subject: str
+    type: str = "broken"
+    id: str | None = None
+    time: datetime | None = None
+    stored_at: datetime | None = None
+    rev: int | None = None
+    epoch: int | None = None
+    actor: str = ""
+    source: str = ""
+    reason: str = ""
+    causationid: str | None = None
+    correlationid: str | None = None
+    change: Any = None
+    state: Any = None
+    problem: str | None = None
+
+
+class GapLine(Struct, frozen=True, kw_only=True):
+    """Told when the history was replaced: the lines after it start from the state, not from where one was."""
+
+    gap: str
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """A code for machines and a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+    applied_seq: int | None = None
+
+
+class FindingView(Struct, frozen=True, kw_only=True):
+    code: str
+    sentence: str
+
+
+class ReadyBody(Struct, frozen=True, kw_only=True):
+    ready: bool
+    findings: tuple[FindingView, ...] = ()
+
+
+class ProjectionView(Struct, frozen=True, kw_only=True):
+    name: str
+    position: int
+    synced: bool
+    stopped: str | None = None
+
+
+class UnreadableView(Struct, frozen=True, kw_only=True):
+    """A subject whose last event this version cannot read."""
+
+    subject: str
+    seq: int
+    why: str
+
+
+class LeaderView(Struct, frozen=True, kw_only=True):
+    instance: str
+    host: str
+    pid: int
+    since: datetime
+    term: int
+
+
+class DoctorBody(Struct, frozen=True, kw_only=True):
+    """What `yardctl doctor` shows of one control plane. `log_seq`: the log's own last sequence, when known."""
+
+    instance: str
+    version: str
+    schema: int
+    connected: bool
+    leading: bool
+    leader: LeaderView | None
+    log_seq: int | None
+    log_schema: int | None
+    stream_id: str | None
+    commands_position: int | None
+    projections: tuple[ProjectionView, ...]
+    unknown_events: int
+    broken_events: int
+    unreadable: tuple[UnreadableView, ...]
+    findings: tuple[FindingView, ...]
+    misnamed_beacons: int = 0
