@@ -72,6 +72,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     reason: str = ""
     last_line: str = ""
     exit_status: int | None = None
+    card_revs: dict[str, int] = {}
+    """Of a refused one: the card revisions it was refused at."""
 
 
 class ReplicaWaiting(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.waiting"):

@@ -6,7 +6,7 @@ it to pure functions that only read. It never asks a clock and never does I/O.
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -44,6 +44,9 @@ class Head(Struct, frozen=True, kw_only=True):
 
 NO_HEAD = Head()
 
+_TOUCHED_KEPT: Final = 20_000
+"""Who is further behind than this reads everything again instead."""
+
 
 @dataclass(slots=True)
 class World:
@@ -64,6 +67,9 @@ class World:
     replicas: dict[str, Replica] = field(default_factory=dict)
     unknown_events: int = 0
     broken_events: int = 0
+    touched: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    """(noun, key) of every aggregate folded since number `touched_from`: what an index must look at again."""
+    touched_from: int = 0
 
     def head(self, noun: str, *key: str) -> Head:
         return self.heads.get(event_subject(noun, *key), NO_HEAD)
@@ -97,8 +103,15 @@ class World:
             return
         self._fold(item)
 
+    def _touch(self, noun: str, key: tuple[str, ...]) -> None:
+        self.touched.append((noun, key))
+        if len(self.touched) > _TOUCHED_KEPT * 2:
+            del self.touched[:_TOUCHED_KEPT]
+            self.touched_from += _TOUCHED_KEPT
+
     def _fold(self, item: Recorded) -> None:
         state = item.state
+        self._touch(item.noun, item.key)
         match item.noun:
             case "model":
                 _put(self.models, item.key[0], state, Model)

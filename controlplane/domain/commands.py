@@ -1,0 +1,429 @@
+"""Decides what one command does: its changes and its outcome, or that it needs neither.
+
+It writes wishes (a demand, a catalog entry, a stop, a cordon); placing and upkeep follow by themselves.
+A gateway's `model.activate` has no outcome: the activation event is it.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from controlplane.domain import activation as moves
+from controlplane.domain import catalog, consequences, record, upkeep
+from controlplane.domain.decision import Change, Decision, Rejected
+from controlplane.domain.index import Planned
+from controlplane.domain.placement import Demand
+from controlplane.domain.planedit import PlanEdit
+from controlplane.domain.reconcile import claims_before, serve
+from controlplane.domain.scene import (
+    ANY,
+    Hold,
+    Scene,
+    in_scope,
+    is_demanded,
+    is_off,
+)
+from events.log import StoredCommand
+from events.subjects import event_subject
+from schemas import codes
+from schemas.activation import (
+    PENDING_PHASES,
+    Activation,
+    ActivationIdle,
+    ActivationReady,
+    ActivationWanted,
+)
+from schemas.commands import (
+    CatalogApply,
+    Command,
+    CommandBody,
+    ModelActivate,
+    ModelAdd,
+    ModelLoad,
+    ModelRemove,
+    ModelScale,
+    ModelUnload,
+    NodeCordon,
+    NodeUncordon,
+    Outcome,
+)
+from schemas.node import NodeState, NodeStateCordoned, NodeStateUncordoned
+from schemas.plan import Stop
+
+ACTIVATE: Final = "model.activate"
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    """What an accepted command changes and tells."""
+
+    changes: tuple[Change, ...] = ()
+    sentence: str
+    lines: tuple[str, ...] = ()
+
+
+def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
+    """What the command leads to; None = it is settled without an event.
+
+    1. Its outcome is known: a repeated command has no second effect.
+    2. It cannot be read: rejected when at least its id can.
+    3. It is too old: rejected, an activate is dropped.
+    4. An activate: see `_activate`. 5. Anything else has an outcome in the same batch.
+    """
+    command = stored.command
+    id_ = command.id if command is not None else stored.id
+    if id_ is None or id_ in scene.world.outcomes:  # 1
+        return None
+    if command is None:  # 2
+        if stored.name == ACTIVATE:
+            return None
+        why = stored.problem or "the command cannot be read"
+        return _rejected(scene, stored, id_, Rejected(code=codes.INVALID, sentence=why))
+    age_s = scene.age_s(stored.stored_at)
+    is_expired = age_s > command.ttl_s
+    if isinstance(command.body, ModelActivate):
+        return None if is_expired else _activate(scene, stored, command, command.body)  # 4
+    if is_expired:  # 3
+        late = f"it was {age_s:.0f} s old when the control plane came to it, allowed were {command.ttl_s:g} s"
+        return _rejected(scene, stored, id_, Rejected(code=codes.EXPIRED, sentence=late))
+    answer = _answer(scene, stored.actor, command.body)  # 5
+    if isinstance(answer, Rejected):
+        return _rejected(scene, stored, id_, answer)
+    for change in answer.changes:
+        head = scene.world.head(change.noun, *change.key)
+        if not head.writable:
+            # A head without a type is one nobody could read; with one it is of a newer version.
+            code = codes.UPGRADE_REQUIRED if head.type else codes.BROKEN
+            subject = event_subject(change.noun, *change.key)
+            return _rejected(
+                scene,
+                stored,
+                id_,
+                Rejected(code=code, sentence=f"{subject} cannot be written: {head.problem}"),
+            )
+    outcome = Outcome(
+        id=id_,
+        actor=stored.actor,
+        name=stored.name,
+        status="accepted",
+        at=scene.now,
+        sentence=answer.sentence,
+        refs=tuple(event_subject(c.noun, *c.key) for c in answer.changes),
+        lines=answer.lines,
+    )
+    return Decision(
+        changes=answer.changes,
+        what=f"{stored.name}: {answer.sentence}",
+        cause=id_,
+        actor=stored.actor,
+        correlationid=command.correlationid,
+        outcome=outcome,
+    )
+
+
+def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected) -> Decision:
+    outcome = Outcome(
+        id=id_,
+        actor=stored.actor,
+        name=stored.name,
+        status="rejected",
+        at=scene.now,
+        code=rejected.code,
+        sentence=rejected.sentence,
+        problems=rejected.problems,
+    )
+    return Decision(
+        changes=(),
+        what=f"{stored.name} refused, {rejected.code}: {rejected.sentence}",
+        cause=id_,
+        actor=stored.actor,
+        correlationid=stored.command.correlationid if stored.command is not None else None,
+        outcome=outcome,
+    )
+
+
+def _answer(scene: Scene, actor: str, body: CommandBody) -> _Answer | Rejected:
+    match body:
+        case ModelAdd() | CatalogApply() | ModelRemove() | ModelScale():
+            return _catalog(scene, actor, body)
+        case ModelLoad():
+            return _load(scene, actor, body)
+        case ModelUnload():
+            return _unload(scene, body)
+        case NodeCordon() | NodeUncordon():
+            return _cordon(scene, actor, body)
+        case ModelActivate():
+            raise AssertionError("an activate has no outcome")
+        case _:
+            assert_never(body)
+
+
+def _catalog(
+    scene: Scene, actor: str, body: ModelAdd | CatalogApply | ModelRemove | ModelScale
+) -> _Answer | Rejected:
+    world = scene.world
+    changes = catalog.decide(
+        world.models,
+        body,
+        actor=actor,
+        ids=scene.ids,
+        activations=world.activations,
+        records=world.records,
+    )
+    if isinstance(changes, Rejected):
+        return changes
+    lines = consequences.describe(world.models, changes, world.replicas.values())
+    names = sorted({change.key[0] for change in changes if change.noun == "model"})
+    said = f"{', '.join(names)} written" if names else "nothing changes"
+    if isinstance(body, ModelRemove):
+        said = f"{body.model} removed"
+    if isinstance(body, CatalogApply) and body.dry_run:
+        return _Answer(sentence="dry run, nothing was changed", lines=lines)
+    return _Answer(changes=changes, sentence=said, lines=lines)
+
+
+def _activate(
+    scene: Scene, stored: StoredCommand, command: Command, body: ModelActivate
+) -> Decision | None:
+    """A request found no ready replica:
+
+    1. unknown or off: nothing, the gateway answers from its table (A4, A14, A15);
+    2. it is on its way, or ready: joined;
+    3. refused and the time to try again has not come: answered by that refusal already;
+    4. a replica is just being stopped for lack of demand: the stop is taken back;
+    5. a replica is there or on its way (kept by `min`): the demand follows it;
+    6. somebody before it is to be placed first: it gets its place in the queue;
+    7. else it is placed, refused or told to wait in this very decision.
+    """
+    model = scene.world.models.get(body.model)
+    if model is None or is_off(model):  # 1
+        return None
+    key = (body.model, body.scope)
+    before = scene.world.activations.get(key)
+    if before is not None and before.incarnation != model.incarnation:
+        before = None
+    if before is not None:
+        if before.phase in PENDING_PHASES or before.phase == "ready":  # 2
+            return None
+        if before.phase == "refused" and _still_refused(scene, before):  # 3
+            return None
+    is_new = key not in scene.world.activations
+    known = scene.world.activations.get(key)
+    wanted = moves.opened(model.name, model.incarnation, body.scope, scene.now, known)
+    held = in_scope(scene.holds_of(model.name), body.scope)
+    decision = _reuse(scene, wanted, held, is_new) or _joined(scene, wanted, held, is_new)  # 4, 5
+    if decision is None:
+        demand = Demand(
+            model=model,
+            wanted_at=scene.now,
+            scope=body.scope,
+            activation=wanted,
+            fresh=True,
+        )
+        claimed = claims_before(scene, demand)
+        if claimed is None:  # 6
+            decision = _queued(scene, wanted, is_new)
+        else:  # 7
+            decision = serve(scene, demand, claimed).decision
+    if decision is None:
+        return None
+    decision = replace(
+        decision,
+        cause=command.id,
+        actor=stored.actor,
+        correlationid=command.correlationid,
+    )
+    return scene.checked(decision)
+
+
+def _still_refused(scene: Scene, before: Activation) -> bool:
+    """Whether the recorded refusal still is the answer.
+
+    Its time is ahead, and what it names holds: a backoff or quarantine that was lifted does not.
+    """
+    if before.retry_at is None or before.retry_at <= scene.now:
+        return False
+    if before.code in ("start_failed", "model_quarantined"):
+        return record.hold_back(scene.world.records.get(before.model), scene.now) is not None
+    return True
+
+
+def _reuse(
+    scene: Scene, wanted: Activation, held: Sequence[tuple[Planned, Hold]], is_new: bool
+) -> Decision | None:
+    for planned, hold in held:
+        replica = scene.world.replicas.get(planned.item.replica)
+        if hold != "stopping" or replica is None:
+            continue
+        if not upkeep.may_resume(scene, planned, replica):
+            continue
+        edit = PlanEdit(world=scene.world)
+        edit.resume(planned)
+        why = "demand came back"
+        change = upkeep.rejoined(scene, wanted, planned, replica, why, is_new=is_new)
+        return Decision(
+            changes=(*edit.changes(why), change),
+            what=f"{wanted.model}: {replica.id} goes on, {why}",
+        )
+    return None
+
+
+def _joined(
+    scene: Scene, wanted: Activation, held: Sequence[tuple[Planned, Hold]], is_new: bool
+) -> Decision | None:
+    change = upkeep.follow(scene, wanted, held, asked=True, is_new=is_new)
+    if change is None:
+        return None
+    return Decision(changes=(change,), what=f"{wanted.model}: {change.reason}")
+
+
+def _queued(scene: Scene, wanted: Activation, is_new: bool) -> Decision:
+    change = moves.move(
+        wanted,
+        ActivationWanted(by="gateway"),
+        scene.now,
+        "asked for",
+        is_new=is_new,
+    )
+    return Decision(changes=(change,), what=f"{wanted.model} is wanted")
+
+
+def _load(scene: Scene, actor: str, body: ModelLoad) -> _Answer | Rejected:
+    """One replica more, up to `max`; counts as a use or holds; lifts backoff and quarantine."""
+    model = scene.world.models.get(body.model)
+    if model is None:
+        return catalog.not_found(scene.world.models, body.model)
+    if is_off(model):
+        return Rejected(
+            code=codes.CONFLICT, sentence=f"{model.name} is off (max 0); scale it up first"
+        )
+    if body.for_s is not None and body.for_s <= 0:
+        return Rejected(code=codes.INVALID, sentence="--for must be longer than nothing")
+    key = (model.name, ANY)
+    known = scene.world.activations.get(key)
+    live = known if known is not None and is_demanded(known, model) else None
+    running = sum(
+        1
+        for p, hold in scene.holds_of(model.name)
+        if hold in ("ready", "pending") and scene.profile_of(p) is not None
+    )
+    asked_for = max(running, live.replicas if live is not None else 0, model.scaling.min)
+    count = min(asked_for + 1, model.scaling.max)
+    changes: list[Change] = []
+    lifted = scene.world.records.get(model.name)
+    if lifted is not None and (lifted.failures or lifted.quarantined is not None):
+        changes.append(record.cleared(lifted, "load"))
+    hold_until = live.hold_until if live is not None else None
+    if body.for_s is not None:
+        until = scene.now + timedelta(seconds=body.for_s)
+        hold_until = max(hold_until, until) if hold_until is not None else until
+    why = f"load by {actor}"
+    if live is not None and live.phase == "ready":
+        change = moves.move(
+            live,
+            ActivationReady(replica=live.replica or ""),
+            scene.now,
+            why,
+            replicas=count,
+            hold_until=hold_until,
+            wanted_at=scene.now,
+        )
+    elif live is not None:
+        # It keeps its phase and its place in the queue; the wish for more joins it.
+        change = Change(
+            noun="activation",
+            key=key,
+            event=moves.same_phase(live),
+            state=replace(live, replicas=count, hold_until=hold_until),
+            reason=why,
+        )
+    else:
+        wanted = moves.opened(model.name, model.incarnation, ANY, scene.now, known)
+        change = moves.move(
+            wanted,
+            ActivationWanted(by=actor),
+            scene.now,
+            why,
+            is_new=known is None,
+            replicas=count,
+            hold_until=hold_until,
+        )
+    changes.append(change)
+    held = f", held for {body.for_s:g} s" if body.for_s is not None else ""
+    if count <= running:
+        sentence = f"{model.name} runs {running} of at most {model.scaling.max} already{held}"
+    else:
+        sentence = f"{model.name}: {count} of at most {model.scaling.max} wanted{held}"
+    return _Answer(changes=tuple(changes), sentence=sentence)
+
+
+def _unload(scene: Scene, body: ModelUnload) -> _Answer | Rejected:
+    """All replicas stop, the demand and any hold end."""
+    model = scene.world.models.get(body.model)
+    if model is None:
+        return catalog.not_found(scene.world.models, body.model)
+    if is_off(model):
+        return Rejected(code=codes.CONFLICT, sentence=f"{model.name} is off (max 0) already")
+    if model.scaling.min > 0:
+        return Rejected(
+            code=codes.CONFLICT,
+            sentence=f"{model.name} keeps {model.scaling.min} running (min); scale it down first",
+        )
+    edit = PlanEdit(world=scene.world)
+    stop = Stop(
+        decision=scene.ids.decision(),
+        reason="unload",
+        decided_at=scene.now,
+        drain_timeout_s=scene.settings.drain_timeout_s,
+        force=body.force,
+    )
+    stopping = [
+        p
+        for p, hold in scene.holds_of(model.name)
+        if hold in ("ready", "pending", "away")
+        or (body.force and p.item.stop is not None and not p.item.stop.force and hold != "ended")
+    ]
+    for planned in stopping:
+        edit.stop(planned, stop)
+    changes = list(edit.changes("unloaded"))
+    for activation in scene.activations_of(model.name):
+        if is_demanded(activation, model):
+            event = ActivationIdle(cause="unload")
+            changes.append(
+                moves.move(activation, event, scene.now, "unloaded", replicas=1, hold_until=None)
+            )
+    ids = ", ".join(p.item.replica for p in stopping)
+    sentence = f"{model.name}: {ids} to stop" if ids else f"{model.name} is not loaded"
+    return _Answer(changes=tuple(changes), sentence=sentence)
+
+
+def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> _Answer | Rejected:
+    """No new placements on the node, or again; what runs there stays."""
+    state = scene.world.nodestates.get(body.node)
+    if state is None and body.node in scene.world.nodes:
+        state = NodeState(node=body.node, since=scene.now)
+    if state is None or state.admin == "removed":
+        known = ", ".join(sorted(scene.world.nodestates)) or "none"
+        return Rejected(
+            code=codes.NOT_FOUND, sentence=f"there is no node {body.node!r}; known: {known}"
+        )
+    wish = "cordoned" if isinstance(body, NodeCordon) else "open"
+    if state.admin == wish and body.node in scene.world.nodestates:
+        return _Answer(sentence=f"{body.node} is {wish} already")
+    if state.admin == "draining":
+        return Rejected(code=codes.CONFLICT, sentence=f"{body.node} is draining")
+    event = (
+        NodeStateCordoned(by=actor)
+        if isinstance(body, NodeCordon)
+        else NodeStateUncordoned(by=actor)
+    )
+    change = Change(
+        noun="nodestate",
+        key=(body.node,),
+        event=event,
+        state=replace(state, admin=wish),
+        reason=f"by {actor}",
+    )
+    return _Answer(changes=(change,), sentence=f"{body.node} is {wish}")

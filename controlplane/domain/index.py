@@ -1,0 +1,323 @@
+"""Keeps what is derived from a world between two steps: who runs where, and which models to look at again.
+
+Everything in it can be rebuilt from the world; it decides nothing. A step without one builds its own, so
+forgetting it costs time and never changes a decision.
+"""
+
+from datetime import datetime
+from heapq import heappop, heappush
+from typing import Final
+
+from msgspec import Struct
+
+from controlplane.domain.revision import profile_revision
+from controlplane.domain.world import World
+from schemas.model import Profile
+from schemas.plan import Plan, PlanItem
+from schemas.replica import TERMINAL_PHASES, Replica
+
+CardKey = tuple[str, str]
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """A plan item and the node whose plan it is in."""
+
+    node: str
+    item: PlanItem
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """Who holds memory of a card. `planned` None: only the card's own lease tells of it."""
+
+    replica: str
+    memory_bytes: int
+    planned: Planned | None = None
+    stopping: bool = False
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What one card has. `order` is its place in the node's configuration, `rev` its revision.
+
+    `given_at` is when it was last given to a replica, None when that is not known any more.
+    """
+
+    node: str
+    card: str
+    kind: str
+    order: int
+    total_bytes: int
+    free_bytes: int
+    rev: int
+    holders: tuple[Holder, ...] = ()
+    exclusive: bool = False
+    given_at: datetime | None = None
+
+
+class Alarms:
+    """For each name the one time at which to look at it; setting it again replaces it."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, datetime] = {}
+        self._heap: list[tuple[datetime, str]] = []
+
+    def set(self, name: str, at: datetime | None) -> None:
+        if at is None:
+            self._at.pop(name, None)
+        elif self._at.get(name) != at:
+            self._at[name] = at
+            heappush(self._heap, (at, name))
+
+    def take(self, now: datetime) -> list[str]:
+        """The names whose time has come, the earliest first; they are forgotten here."""
+        names: list[str] = []
+        while (at := self.next()) is not None and at <= now:
+            _, name = heappop(self._heap)
+            del self._at[name]
+            names.append(name)
+        return names
+
+    def next(self) -> datetime | None:
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+_NO_PLAN: Final = Plan(node="")
+
+
+class StepIndex:
+    """One leader's derived tables; `sync` brings them up to the world's state.
+
+    `dirty` are the models something happened to since a step found nothing to do for them; `wake` says
+    when time alone may change that, `idle` when a model may have been idle for long enough. `short`
+    are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
+    """
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+        self._cursor = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.items: dict[str, Planned] = {}
+        self.items_of: dict[str, dict[str, Planned]] = {}
+        self.on_card: dict[CardKey, dict[str, Planned]] = {}
+        self.replicas_of: dict[str, set[str]] = {}
+        self.scopes_of: dict[str, set[str]] = {}
+        self.dirty: set[str] = set()
+        self.unanswered: set[str] = set()
+        self.short: set[str] = set()
+        self.wake = Alarms()
+        self.idle = Alarms()
+        self.version = 0
+        self.queue_seen: tuple[int, str] | None = None
+        self.queue_due: datetime | None = None
+        self._plans: dict[str, Plan] = {}
+        self._model_of: dict[str, str] = {}
+        self._cards_of: dict[str, tuple[CardKey, ...]] = {}
+        self._given: dict[CardKey, datetime] = {}
+        self._rooms: dict[CardKey, Room] = {}
+        self._revisions: dict[tuple[str, str], str] = {}
+
+    def sync(self, world: World) -> None:
+        if world is not self._world or self._cursor < world.touched_from:
+            self._rebuild(world)
+        else:
+            for noun, key in world.touched[self._cursor - world.touched_from :]:
+                self._touch(world, noun, key)
+        self._cursor = world.touched_from + len(world.touched)
+
+    def _rebuild(self, world: World) -> None:
+        self._clear()
+        self._world = world
+        for replica in world.replicas.values():
+            self._replica(replica.id, replica)
+        for node, plan in world.plans.items():
+            self._plan(node, plan)
+        for model, scope in world.activations:
+            self._activation(world, model, scope)
+        self.dirty.update(world.models, world.records, self.scopes_of, self.items_of)
+        self.version += 1
+
+    def _touch(self, world: World, noun: str, key: tuple[str, ...]) -> None:
+        match noun:
+            case "model":
+                self.dirty.add(key[0])
+                for cached in [k for k in self._revisions if k[0] == key[0]]:
+                    del self._revisions[cached]
+                for planned in self.items_of.get(key[0], {}).values():
+                    self._forget_rooms(planned)
+            case "activation":
+                self._activation(world, key[0], key[1])
+                self.dirty.add(key[0])
+            case "record":
+                self.dirty.add(key[0])
+            case "plan":
+                self._plan(key[0], world.plans.get(key[0]))
+            case "replica":
+                self._replica(key[1], world.replicas.get(key[1]))
+            case "card":
+                self._rooms.pop((key[0], key[1]), None)
+            case "node" | "nodestate":
+                self._node(key[0])
+            case _:
+                return
+        self.version += 1
+
+    def _activation(self, world: World, model: str, scope: str) -> None:
+        scopes = self.scopes_of.setdefault(model, set())
+        if (model, scope) in world.activations:
+            scopes.add(scope)
+        else:
+            scopes.discard(scope)
+        here = (world.activations[(model, s)] for s in scopes)
+        if any(a.phase == "ready" and not a.answered for a in here):
+            self.unanswered.add(model)
+        else:
+            self.unanswered.discard(model)
+
+    def _node(self, node: str) -> None:
+        for card in [c for c in self._rooms if c[0] == node]:
+            del self._rooms[card]
+        for item in self._plans.get(node, _NO_PLAN).items:
+            self.dirty.add(item.launch.model)
+
+    def _plan(self, node: str, plan: Plan | None) -> None:
+        before = {item.replica: item for item in self._plans.get(node, _NO_PLAN).items}
+        after = {item.replica: item for item in plan.items} if plan is not None else {}
+        for replica, item in before.items():
+            if after.get(replica) is not item:
+                planned = self.items.pop(replica)
+                self.items_of[item.launch.model].pop(replica, None)
+                for card in item.cards:
+                    self.on_card[(node, card)].pop(replica, None)
+                self._forget_rooms(planned)
+                self.dirty.add(item.launch.model)
+        for replica, item in after.items():
+            if before.get(replica) is item:
+                continue
+            planned = Planned(node=node, item=item)
+            self.items[replica] = planned
+            self.items_of.setdefault(item.launch.model, {})[replica] = planned
+            for card in item.cards:
+                self.on_card.setdefault((node, card), {})[replica] = planned
+                self._was_given((node, card), item.decided_at)
+            self._forget_rooms(planned)
+            self.dirty.add(item.launch.model)
+        if plan is None:
+            self._plans.pop(node, None)
+        else:
+            self._plans[node] = plan
+
+    def _replica(self, id_: str, replica: Replica | None) -> None:
+        if replica is None:
+            model = self._model_of.pop(id_, None)
+            if model is not None:
+                self.replicas_of.get(model, set()).discard(id_)
+                self.dirty.add(model)
+        else:
+            self._model_of[id_] = replica.model
+            self.replicas_of.setdefault(replica.model, set()).add(id_)
+            self._cards_of[id_] = tuple((replica.node, card) for card in replica.cards)
+            self.dirty.add(replica.model)
+            if replica.started_at is not None:
+                for card in self._cards_of[id_]:
+                    self._was_given(card, replica.started_at)
+        for card in self._cards_of.get(id_, ()):
+            self._rooms.pop(card, None)
+        planned = self.items.get(id_)
+        if planned is not None:
+            self._forget_rooms(planned)
+            self.dirty.add(planned.item.launch.model)
+
+    def _was_given(self, card: CardKey, at: datetime) -> None:
+        before = self._given.get(card)
+        if before is None or before < at:
+            self._given[card] = at
+
+    def _forget_rooms(self, planned: Planned) -> None:
+        for card in planned.item.cards:
+            self._rooms.pop((planned.node, card), None)
+
+    def revision(self, world: World, model: str, profile: Profile) -> str:
+        """The revision a start of this profile would have now."""
+        key = (model, profile.name)
+        known = self._revisions.get(key)
+        if known is None:
+            known = profile_revision(world.models[model], profile)
+            self._revisions[key] = known
+        return known
+
+    def room(self, world: World, node: str, order: int) -> Room:
+        """What the `order`-th card of a node's inventory has."""
+        info = world.nodes[node].cards[order]
+        key = (node, info.id)
+        known = self._rooms.get(key)
+        if known is not None and known.order == order:
+            return known
+        card = world.cards.get(key)
+        total = card.memory_bytes if card is not None else info.memory_bytes
+        holders = self._holders(world, key)
+        known = Room(
+            node=node,
+            card=info.id,
+            kind=info.kind,
+            order=order,
+            total_bytes=total,
+            free_bytes=total - sum(holder.memory_bytes for holder in holders),
+            rev=card.rev if card is not None else 0,
+            holders=holders,
+            exclusive=any(_is_exclusive(world, holder.planned) for holder in holders),
+            given_at=self._given.get(key),
+        )
+        self._rooms[key] = known
+        return known
+
+    def _holders(self, world: World, key: CardKey) -> tuple[Holder, ...]:
+        """Each replica once, with the larger of its lease and its plan item.
+
+        A lease without an item is a replica that ended and whose memory was not read back yet, an item
+        without a lease one that was not answered yet: both count as use.
+        """
+        found: dict[str, Holder] = {}
+        for replica_id, planned in self.on_card.get(key, {}).items():
+            replica = world.replicas.get(replica_id)
+            if replica is not None and replica.phase in TERMINAL_PHASES:
+                continue
+            used = replica.measured_memory_bytes if replica is not None else None
+            found[replica_id] = Holder(
+                replica=replica_id,
+                memory_bytes=max(planned.item.memory_bytes, used or 0),
+                planned=planned,
+                # Survivors of a stop that failed hold the memory until somebody acts: they do not leave.
+                stopping=planned.item.stop is not None
+                and (replica is None or replica.phase != "stop_failed"),
+            )
+        card = world.cards.get(key)
+        for lease in card.leases if card is not None else ():
+            held = found.get(lease.holder)
+            if held is None:
+                # An ended or unplanned one: its agent is stopping it or reads its memory back.
+                found[lease.holder] = Holder(
+                    replica=lease.holder,
+                    memory_bytes=lease.memory_bytes,
+                    planned=None,
+                    stopping=True,
+                )
+            elif lease.memory_bytes > held.memory_bytes:
+                found[lease.holder] = Holder(
+                    replica=held.replica,
+                    memory_bytes=lease.memory_bytes,
+                    planned=held.planned,
+                    stopping=held.stopping,
+                )
+        return tuple(found[id_] for id_ in sorted(found))
+
+
+def _is_exclusive(world: World, planned: Planned | None) -> bool:
+    if planned is None:
+        return False
+    model = world.models.get(planned.item.launch.model)
+    if model is None:
+        return False
+    return any(p.exclusive for p in model.profiles if p.name == planned.item.launch.profile)

@@ -1,0 +1,412 @@
+"""Serves the queue for room: whoever is short of a replica, in order of arrival, gets a place or its reasons.
+
+One replica at a time per model: a second is not started while one is on its way (inv 4). It stops only
+who must make room; all other stops are decided elsewhere.
+"""
+
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from controlplane.domain import activation as moves
+from controlplane.domain import memory, record
+from controlplane.domain.decision import Change, Decision
+from controlplane.domain.index import CardKey, Planned
+from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Wait, place, sentence
+from controlplane.domain.planedit import PlanEdit
+from controlplane.domain.scene import (
+    ANY,
+    Scene,
+    is_demanded,
+    is_in_scope,
+    is_off,
+    target_of,
+)
+from controlplane.domain.upkeep import stop_decision
+from schemas.activation import (
+    PENDING_PHASES,
+    Activation,
+    ActivationIdle,
+    ActivationPlacing,
+    ActivationReady,
+    ActivationRefused,
+    ActivationWaiting,
+    ActivationWanted,
+)
+from schemas.model import Model, Profile
+from schemas.plan import Launch, PlanItem, Stop
+
+NO_CAPACITY_RETRY_S: Final = 60.0
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def demand_of(scene: Scene, name: str) -> Demand | None:
+    """What the model is short of, None when it has or is getting what is wanted.
+
+    A replica of an older revision still serves but does not count: its successor is wanted too.
+    """
+    model = scene.world.models.get(name)
+    if model is None or is_off(model):
+        return None
+    activations = [a for a in scene.activations_of(name) if is_demanded(a, model)]
+    held = scene.holds_of(name)
+    current = [
+        (p, hold)
+        for p, hold in held
+        if hold in ("ready", "pending") and scene.profile_of(p) is not None
+    ]
+    if any(hold == "pending" for _, hold in current):
+        return None
+    for activation in activations:
+        if activation.scope != ANY and not any(
+            is_in_scope(p, activation.scope) for p, _ in current
+        ):
+            return Demand(
+                model=model,
+                wanted_at=activation.wanted_at,
+                scope=activation.scope,
+                activation=activation,
+            )
+    if len(current) >= target_of(model, activations):
+        return None
+    mine = next((a for a in activations if a.scope == ANY), None)
+    wanted_at = mine.wanted_at if mine is not None else scene.now
+    if len(current) < model.scaling.min:
+        # `min` has been asking since the entry was written.
+        wanted_at = min(wanted_at, scene.world.head("model", name).stored_at or _FIRST)
+    return Demand(model=model, wanted_at=wanted_at, activation=mine)
+
+
+def queue_of(scene: Scene) -> list[Demand]:
+    """All that is short, in order of arrival, then name."""
+    return _in_order(demand_of(scene, name) for name in sorted(scene.index.short))
+
+
+def _in_order(demands: Iterable[Demand | None]) -> list[Demand]:
+    found = [demand for demand in demands if demand is not None]
+    return sorted(found, key=lambda d: (d.wanted_at, d.model.name))
+
+
+def claims_before(scene: Scene, demand: Demand) -> frozenset[CardKey] | None:
+    """The cards that demands before this one wait for; None when one of them could be placed now.
+
+    Asked in the middle of other work, so it looks at models nothing was decided for yet as well.
+    """
+    names = scene.index.short | scene.index.dirty
+    claimed: set[CardKey] = set()
+    for other in _in_order(demand_of(scene, name) for name in sorted(names)):
+        if other.model.name == demand.model.name and other.scope == demand.scope:
+            continue
+        if record.hold_back(scene.world.records.get(other.model.name), scene.now) is not None:
+            continue
+        verdict = place(scene, other, claimed)
+        if isinstance(verdict, Placed):
+            return None
+        if isinstance(verdict, Wait):
+            claimed |= verdict.claimed
+    return frozenset(claimed)
+
+
+def serve_queue(scene: Scene) -> Decision | None:
+    """The first decision the queue yields; notes in the index when time alone may yield one."""
+    claimed: set[CardKey] = set()
+    due: datetime | None = None
+    for demand in queue_of(scene):
+        served = serve(scene, demand, claimed)
+        decision = scene.checked(served.decision)
+        if decision is not None:
+            return decision
+        claimed |= served.claimed
+        if served.look_at is not None:
+            due = served.look_at if due is None else min(due, served.look_at)
+    scene.index.queue_due = due
+    return None
+
+
+class Served:
+    """What one demand came to: a decision or none, the cards it claims, when to look again."""
+
+    __slots__ = ("claimed", "decision", "look_at")
+
+    def __init__(
+        self,
+        decision: Decision | None = None,
+        claimed: frozenset[CardKey] = frozenset(),
+        look_at: datetime | None = None,
+    ) -> None:
+        self.decision = decision
+        self.claimed = claimed
+        self.look_at = look_at
+
+
+def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
+    """One demand:
+
+    1. given up or in backoff: refused, with the time it may be tried again;
+    2. placed: a new item in the plan;
+    3. room must be made: victims stop, it waits;
+    4. fits nowhere: refused with the report;
+    5. nothing can be judged now: it stays wanted.
+    """
+    model = demand.model
+    held_back = record.hold_back(scene.world.records.get(model.name), scene.now)
+    if held_back is not None:  # 1
+        return Served(
+            _refuse(scene, demand, held_back.code, held_back.reason, held_back.retry_at),
+            look_at=held_back.retry_at,
+        )
+    verdict = place(scene, demand, claimed)
+    match verdict:
+        case Placed():  # 2
+            return Served(_start(scene, demand, verdict))
+        case Wait():  # 3
+            replaced = _outdated(scene, model)
+            if replaced:
+                # No room for both: the old one makes it. Its successor is placed when it has left.
+                return Served(
+                    stop_decision(
+                        scene, model.name, replaced, "changed", "no room beside the old revision"
+                    ),
+                    verdict.claimed,
+                )
+            return Served(_make_room(scene, demand, verdict), verdict.claimed, verdict.look_at)
+        case NoRoom():  # 4
+            return Served(_no_room(scene, demand, verdict))
+        case NoNode():  # 5
+            return Served(_unplaced(scene, demand, verdict.reason))
+
+
+def _outdated(scene: Scene, model: Model) -> list[Planned]:
+    return [
+        p
+        for p, hold in scene.holds_of(model.name)
+        if hold == "ready" and scene.profile_of(p) is None
+    ]
+
+
+def _pending(demand: Demand) -> Activation | None:
+    """The demand's activation while its phase tells of this wait; a ready one is answered already."""
+    activation = demand.activation
+    if activation is None:
+        return None
+    return activation if demand.fresh or activation.phase in PENDING_PHASES else None
+
+
+def launch_of(scene: Scene, model: Model, profile: Profile) -> Launch:
+    return Launch(
+        model=model.name,
+        incarnation=model.incarnation,
+        profile=profile.name,
+        revision=scene.index.revision(scene.world, model.name, profile),
+        engine=profile.engine,
+        source=model.source,
+        args=profile.args,
+        command=profile.command,
+        env=profile.env,
+        health=profile.health,
+        key_env=profile.key_env,
+        start_timeout_s=profile.start_timeout_s,
+        weight=profile.weight,
+    )
+
+
+def _start(scene: Scene, demand: Demand, placed: Placed) -> Decision:
+    model = demand.model
+    id_ = scene.ids.replica()
+    edit = PlanEdit(world=scene.world)
+    why = (
+        f"{model.name} on {placed.node}/{placed.card}, "
+        f"{memory.amount(placed.memory_bytes)}, rank {placed.rank}"
+    )
+    activation = _pending(demand)
+    edit.add(
+        placed.node,
+        PlanItem(
+            replica=id_,
+            launch=launch_of(scene, model, placed.profile),
+            cards=(placed.card,),
+            memory_bytes=placed.memory_bytes,
+            decided_at=scene.now,
+            cause=f"activation {activation.scope}" if activation is not None else "min",
+            card_revs={placed.card: placed.card_rev},
+        ),
+    )
+    changes = list(edit.changes(why))
+    if activation is not None:
+        load_s = memory.expected_load_s(
+            scene.world.records.get(model.name), placed.profile.name, placed.kind
+        )
+        changes.append(
+            moves.move(
+                activation,
+                ActivationPlacing(replica=id_),
+                scene.now,
+                why,
+                is_new=_is_unrecorded(scene, activation),
+                replica=id_,
+                node=placed.node,
+                profile=placed.profile.name,
+                expected_ready_at=None if load_s is None else scene.after(load_s),
+                report=placed.report,
+            )
+        )
+    return Decision(changes=tuple(changes), what=f"start {id_}: {why}", cause=_cause(scene, demand))
+
+
+def _make_room(scene: Scene, demand: Demand, wait: Wait) -> Decision | None:
+    model = demand.model
+    edit = PlanEdit(world=scene.world)
+    changes: list[Change] = []
+    if wait.victims:
+        stop = Stop(
+            decision=scene.ids.decision(),
+            reason="drain",
+            decided_at=scene.now,
+            drain_timeout_s=scene.settings.drain_timeout_s,
+            for_model=model.name,
+        )
+        for victim in wait.victims:
+            edit.stop(victim, stop)
+        changes.extend(edit.changes(f"room for {model.name}"))
+        changes.extend(_demand_ends(scene, model.name, wait.victims))
+    activation = _pending(demand)
+    if activation is not None and (wait.victims or activation.phase != "waiting" or demand.fresh):
+        changes.append(
+            moves.move(
+                activation,
+                ActivationWaiting(waiting_for=wait.waiting_for),
+                scene.now,
+                sentence(wait.report),
+                is_new=_is_unrecorded(scene, activation),
+                waiting_for=wait.waiting_for,
+                report=wait.report,
+            )
+        )
+    if not changes:
+        return None
+    names = ", ".join(v.item.replica for v in wait.victims)
+    what = f"{model.name} waits for room" + (f", {names} to stop" if names else "")
+    return Decision(changes=tuple(changes), what=what, cause=_cause(scene, demand))
+
+
+def _demand_ends(scene: Scene, for_model: str, victims: tuple[Planned, ...]) -> list[Change]:
+    """The victims' own demand shrinks with them, or the next step would start them again."""
+    gone = {v.item.replica for v in victims}
+    changes: list[Change] = []
+    for name in sorted({v.item.launch.model for v in victims}):
+        left = [
+            p
+            for p, hold in scene.holds_of(name)
+            if hold in ("ready", "pending") and p.item.replica not in gone
+        ]
+        for activation in scene.activations_of(name):
+            mine = [p for p in left if is_in_scope(p, activation.scope)]
+            if activation.phase != "ready":
+                continue
+            if not mine:
+                event = ActivationIdle(cause="drain")
+                changes.append(
+                    moves.move(activation, event, scene.now, f"drained for {for_model}", replicas=1)
+                )
+            elif activation.replicas > len(mine) or activation.replica in gone:
+                other = min(p.item.replica for p in mine)
+                changes.append(
+                    moves.move(
+                        activation,
+                        ActivationReady(replica=other),
+                        scene.now,
+                        f"one drained for {for_model}",
+                        replicas=min(activation.replicas, len(mine)),
+                        replica=other,
+                    )
+                )
+    return changes
+
+
+def _no_room(scene: Scene, demand: Demand, verdict: NoRoom) -> Decision | None:
+    model = demand.model
+    reason = sentence(verdict.report)
+    if demand.activation is not None and _pending(demand) is not None:
+        return _refuse(
+            scene,
+            demand,
+            "no_capacity",
+            reason,
+            scene.after(NO_CAPACITY_RETRY_S),
+            report=verdict.report,
+        )
+    change = record.unplaceable(
+        scene.world.records.get(model.name), model.name, model.incarnation, verdict.report
+    )
+    if change is None:
+        return None
+    return Decision(
+        changes=(change,), what=f"{model.name} fits nowhere: {reason}", cause=_cause(scene, demand)
+    )
+
+
+def _refuse(
+    scene: Scene,
+    demand: Demand,
+    code: record.RefusalCode,
+    reason: str,
+    retry_at: datetime | None,
+    **fields: object,
+) -> Decision | None:
+    """Answers whoever waits; without a pending activation nobody does, and nothing is written.
+
+    The same refusal again writes nothing: however much is asked, the log does not grow (inv 11).
+    """
+    activation = _pending(demand)
+    if activation is None:
+        return None
+    before = scene.world.activations.get((activation.model, activation.scope))
+    said = ("refused", code, retry_at, activation.incarnation)
+    if before is not None and said == (
+        before.phase,
+        before.code,
+        before.retry_at,
+        before.incarnation,
+    ):
+        return None
+    change = moves.move(
+        activation,
+        ActivationRefused(code=code),
+        scene.now,
+        reason,
+        is_new=_is_unrecorded(scene, activation),
+        **{"code": code, "retry_at": retry_at, "replicas": 1, "report": None, **fields},
+    )
+    return Decision(
+        changes=(change,),
+        what=f"{demand.model.name} refused, {code}: {reason}",
+        cause=_cause(scene, demand),
+    )
+
+
+def _unplaced(scene: Scene, demand: Demand, reason: str) -> Decision | None:
+    activation = _pending(demand)
+    if activation is None or not (demand.fresh or activation.phase == "placing"):
+        return None
+    change = moves.move(
+        activation,
+        ActivationWanted(by="control"),
+        scene.now,
+        reason,
+        is_new=_is_unrecorded(scene, activation),
+    )
+    return Decision(
+        changes=(change,),
+        what=f"{demand.model.name} is wanted: {reason}",
+        cause=_cause(scene, demand),
+    )
+
+
+def _is_unrecorded(scene: Scene, activation: Activation) -> bool:
+    return (activation.model, activation.scope) not in scene.world.activations
+
+
+def _cause(scene: Scene, demand: Demand) -> str:
+    if demand.activation is None:
+        return scene.world.head("model", demand.model.name).id
+    return scene.world.head("activation", demand.model.name, demand.activation.scope).id

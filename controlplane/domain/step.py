@@ -1,0 +1,138 @@
+"""Answers what the leader does next: the first decision that the log, the beacons and the clock call for.
+
+Pure, total and level-triggered: it needs no memory of what it saw, so a new leader simply goes on. It
+appends nothing and knows nothing of NATS; controlplane/leader.py carries its decisions out.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from controlplane.domain import commands as wishes
+from controlplane.domain import idle, reconcile, standing, upkeep
+from controlplane.domain.decision import Decision, Ids, Live, Step
+from controlplane.domain.index import StepIndex
+from controlplane.domain.scene import Scene, is_demanded
+from controlplane.domain.world import World
+from events.log import StoredCommand
+from schemas.activation import PENDING_PHASES
+from schemas.settings import ControlplaneSettings
+
+
+def next_decision(
+    world: World,
+    live: Live,
+    commands: Sequence[StoredCommand],
+    now: datetime,
+    ids: Ids,
+    settings: ControlplaneSettings,
+    index: StepIndex | None = None,
+) -> Step:
+    """The first of these that yields a decision:
+
+    1. the oldest command (one that needs no event is only consumed);
+    2. a node's standing;
+    3. upkeep of a model something happened to, in order of names;
+    4. the queue for room, in order of arrival;
+    5. an idle stop.
+
+    `commands` are in stream order. With an `index`, kept by the caller from call to call, only what
+    changed is looked at again; without one the answer is the same and takes longer.
+    """
+    index = index if index is not None else StepIndex()
+    index.sync(world)
+    scene = Scene(
+        world=world,
+        live=live,
+        now=now,
+        ids=ids,
+        settings=settings,
+        index=index,
+        agents={agent.node: agent for agent in live.agents},
+    )
+    scene.frozen = standing.suspicion(scene)
+    if commands:  # 1
+        decision = wishes.decide(scene, commands[0])
+        return Step(decision=decision, consumed=commands[0], stuck=_stuck(scene))
+    decision, standing_due = standing.judge(scene)  # 2
+    if decision is not None:
+        return Step(decision=decision, stuck=_stuck(scene))
+    decision = _upkeep(scene)  # 3
+    if decision is None:
+        decision = _queue(scene)  # 4
+    if decision is None:
+        decision = _idle(scene)  # 5
+    if decision is not None:
+        return Step(decision=decision, stuck=_stuck(scene))
+    return Step(wake_at=_wake_at(scene, standing_due), stuck=_stuck(scene))
+
+
+def _upkeep(scene: Scene) -> Decision | None:
+    """Looks after models that changed, or whose time has come; a model found in order is left alone."""
+    index = scene.index
+    index.dirty.update(index.wake.take(scene.now))
+    # Whether a first waiter was answered is told by beacons, which leave no trace in the log.
+    index.dirty |= index.unanswered
+    for name in sorted(index.dirty):
+        decision = upkeep.look_after(scene, name)
+        if decision is not None:
+            return decision
+        index.dirty.discard(name)
+        index.idle.set(name, scene.now)
+        if reconcile.demand_of(scene, name) is not None:
+            index.short.add(name)
+        else:
+            index.short.discard(name)
+        index.wake.set(name, upkeep.due_at(scene, name))
+    return None
+
+
+def _queue(scene: Scene) -> Decision | None:
+    index = scene.index
+    if not index.short:
+        index.queue_due = None
+        return None
+    seen = (index.version, scene.frozen)
+    if index.queue_seen == seen and (index.queue_due is None or scene.now < index.queue_due):
+        return None
+    decision = reconcile.serve_queue(scene)
+    index.queue_seen = seen if decision is None else None
+    return decision
+
+
+def _idle(scene: Scene) -> Decision | None:
+    index = scene.index
+    names = index.idle.take(scene.now)
+    first: Decision | None = None
+    for name in names:
+        if first is not None:
+            index.idle.set(name, scene.now)
+            continue
+        decision, due = idle.stop_idle(scene, name)
+        first = scene.checked(decision)
+        # Until the stop is in the world it is decided again and again: an append may fail.
+        index.idle.set(name, scene.now if decision is not None else due)
+    return first
+
+
+def _wake_at(scene: Scene, standing_due: datetime | None) -> datetime | None:
+    index = scene.index
+    times = [standing_due, index.queue_due, index.wake.next(), index.idle.next()]
+    found = [at for at in times if at is not None]
+    if not found:
+        return None
+    # Never in the past: whatever is due now was just looked at.
+    return max(min(found), scene.now + timedelta(milliseconds=10))
+
+
+def _stuck(scene: Scene) -> tuple[str, ...]:
+    """Accepted demands nobody can work on, because what must be written for them cannot be."""
+    if not scene.blocked:
+        return ()
+    stuck: list[str] = []
+    for (name, scope), activation in sorted(scene.world.activations.items()):
+        model = scene.world.models.get(name)
+        if model is None or activation.phase not in PENDING_PHASES:
+            continue
+        if is_demanded(activation, model) and any(name in why for why in scene.blocked):
+            stuck.append(f"{name} ({scope})")
+    return tuple(stuck)
