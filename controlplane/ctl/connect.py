@@ -1,0 +1,180 @@
+"""Finds a yard and opens its doors for yardctl: the log and the wire as admin, the API with its token.
+
+Addresses come from flags, else the environment, else DATA/yard.json, else the defaults. It reads secrets
+from files of the data folder only and never prints one.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from controlplane.ctl.failures import CtlError, Unreachable
+from events.connection import Connection
+from events.connection import connect as connect_nats
+from events.jetstream import JetStreamLog, JetStreamWire
+from events.roles import inbox_prefix
+from events.secrets import SecretMissing, api_token_path, nats_password_path, read_secret
+from events.service import default_data
+from events.subjects import PREFIX
+from schemas.settings import NatsSettings
+
+USER: Final = "admin"
+HOST: Final = "127.0.0.1"
+NATS_PORT: Final = 4222
+API_PORT: Final = 8081
+CONNECT_S: Final = 5.0
+API_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a yard is. `monitoring_url` and `gateway_url` are known of a yard on this machine only."""
+
+    data: Path
+    nats_url: str
+    api_url: str
+    prefix: str = PREFIX
+    monitoring_url: str | None = None
+    gateway_url: str | None = None
+
+
+def find_place(
+    *,
+    data: Path | None = None,
+    nats: str | None = None,
+    api: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Place:
+    """The yard meant. A flag wins over YARD_DATA, YARD_NATS, YARD_API, these over DATA/yard.json."""
+    env = os.environ if environment is None else environment
+    named = data or (Path(env["YARD_DATA"]) if env.get("YARD_DATA") else default_data())
+    folder = named.expanduser().absolute()
+    ports = _ports(folder)
+
+    def local(kind: str, scheme: str) -> str | None:
+        port = ports.get(f"{kind}_port")
+        return f"{scheme}://{HOST}:{port}" if isinstance(port, int) else None
+
+    return Place(
+        data=folder,
+        nats_url=nats
+        or env.get("YARD_NATS")
+        or local("nats", "nats")
+        or f"nats://{HOST}:{NATS_PORT}",
+        api_url=(
+            api or env.get("YARD_API") or local("api", "http") or f"http://{HOST}:{API_PORT}"
+        ).rstrip("/"),
+        prefix=env.get("YARD_YARD_PREFIX") or PREFIX,
+        monitoring_url=local("monitoring", "http"),
+        gateway_url=local("gateway", "http"),
+    )
+
+
+def _ports(folder: Path) -> dict[str, Any]:
+    """What `yardctl up` wrote down; nothing when it did not run here."""
+    try:
+        document = json.loads((folder / "yard.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def secret(path: Path) -> str:
+    """The secret in `path`. Raises CtlError with what to do."""
+    try:
+        return read_secret(path)
+    except SecretMissing as error:
+        raise CtlError(str(error)) from error
+
+
+@asynccontextmanager
+async def open_connection(place: Place) -> AsyncIterator[Connection]:
+    """A connection to NATS as admin. Raises Unreachable when there is none within five seconds."""
+    connection = await connect_nats(
+        NatsSettings(url=place.nats_url),
+        name="yardctl",
+        user=USER,
+        password=secret(nats_password_path(place.data, USER)),
+        inbox_prefix=inbox_prefix(USER),
+        prefix=place.prefix,
+    )
+    try:
+        if not await connection.wait_connected(CONNECT_S):
+            raise Unreachable(
+                f"no NATS answers at {place.nats_url} (or it refuses the admin password); "
+                "is the yard up, and are YARD_DATA and YARD_NATS right?"
+            )
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def open_log(where: Path | Place) -> AsyncIterator[JetStreamLog]:
+    """The log of the yard at a data folder or place. Raises Unreachable."""
+    place = where if isinstance(where, Place) else find_place(data=where)
+    async with open_connection(place) as connection:
+        yield JetStreamLog(connection, source="/ctl")
+
+
+@asynccontextmanager
+async def open_wire(place: Place) -> AsyncIterator[JetStreamWire]:
+    """Request/reply with the yard's agents. Raises Unreachable."""
+    async with open_connection(place) as connection:
+        yield JetStreamWire(connection)
+
+
+class Api:
+    """The read API. Every method raises Unreachable when nothing answers, CtlError when it refuses."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    async def get(self, path: str, **query: str) -> Any:
+        """The decoded body of a 200 answer."""
+        answer = await self.ask(path, **query)
+        if answer.status_code == 200:
+            return _body(answer)
+        error = _body(answer).get("error", {})
+        sentence = error.get("sentence") or f"the API answered {answer.status_code} to {path}"
+        raise CtlError(str(sentence))
+
+    async def data(self, path: str) -> Any:
+        """The states below a resource, without their position."""
+        return (await self.get(path))["data"]
+
+    async def ask(self, path: str, **query: str) -> httpx.Response:
+        try:
+            return await self._client.get(path, params=query)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"the API at {self._url} does not answer ({type(error).__name__}); is the yard up?"
+            ) from error
+
+
+def _body(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise CtlError(f"what answers at {answer.url} is not a yard's API")
+    return body
+
+
+@asynccontextmanager
+async def open_api(place: Place) -> AsyncIterator[Api]:
+    """The API with the token of the data folder."""
+    headers = {"Authorization": f"Bearer {secret(api_token_path(place.data))}"}
+    # No proxy from the environment: the token must not leave for one on the way to this machine.
+    async with httpx.AsyncClient(
+        base_url=place.api_url, headers=headers, timeout=API_TIMEOUT_S, trust_env=False
+    ) as client:
+        yield Api(client, place.api_url)
