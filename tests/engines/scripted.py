@@ -8,11 +8,13 @@ request alone, a member of the body's `script`. It must not import the project: 
 strangers' programs.
 """
 
-import asyncio
 import json
 import os
+import select
 import signal
+import socket
 import sys
+import threading
 import time
 
 KEYLESS = ("/health", "/script", "/script/counters", "/script/requests")
@@ -83,7 +85,7 @@ class Gone(Exception):
 
 
 class Engine:
-    """The server's state: its script, its counters, the requests it saw."""
+    """The server's state: its script, its counters, the requests it saw. One thread a connection."""
 
     def __init__(self, script: Script, began: float) -> None:
         self.script = script
@@ -98,27 +100,34 @@ class Engine:
             "connections": 0,
             "tokens": 0,
         }
+        self.lock = threading.Lock()
         self.processing = 0
-        self.waiting: list[asyncio.Future] = []
+        self.waiting: list[object] = []
         self.seen: list[dict] = []
 
-    async def acquire(self) -> None:
-        if self.script.slots and self.processing >= self.script.slots:
-            turn = asyncio.get_running_loop().create_future()
-            self.waiting.append(turn)
-            try:
-                await turn
-            finally:
-                if turn in self.waiting:
-                    self.waiting.remove(turn)
-        self.processing += 1
+    def count(self, name: str) -> int:
+        with self.lock:
+            self.counters[name] += 1
+            return self.counters[name]
 
-    def release(self) -> None:
-        self.processing -= 1
-        for turn in self.waiting:
-            if not turn.done():
-                turn.set_result(None)
-                break
+    def admit(self, ticket: object) -> bool:
+        """Whether the request may be worked on now; requests are deferred in order of arrival."""
+        with self.lock:
+            if ticket not in self.waiting:
+                self.waiting.append(ticket)
+            slots = self.script.slots
+            if self.waiting[0] is not ticket or (slots and self.processing >= slots):
+                return False
+            self.waiting.pop(0)
+            self.processing += 1
+            return True
+
+    def leave(self, ticket: object) -> None:
+        with self.lock:
+            if ticket in self.waiting:
+                self.waiting.remove(ticket)
+            else:
+                self.processing -= 1
 
     def metrics(self) -> str:
         return (
@@ -133,85 +142,91 @@ class Engine:
 class Connection:
     """One client: requests in order, each answered before the next is read."""
 
-    def __init__(self, engine: Engine, reader, writer) -> None:
+    def __init__(self, engine: Engine, peer: socket.socket) -> None:
         self.engine = engine
-        self.reader = reader
-        self.writer = writer
+        self.peer = peer
+        self.poll = select.poll()
+        self.poll.register(peer, select.POLLIN | select.POLLRDHUP)
         self.close = False
         self.buffer = b""
-        self.lost = asyncio.Event()
+        self.number = 0
 
-    async def serve(self) -> None:
-        while not self.close:
-            request = await self.read_request()
-            if request is None:
-                return
-            watch = asyncio.ensure_future(self.watch())
-            work = asyncio.ensure_future(self.answer(*request))
-            try:
-                await asyncio.wait((watch, work), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    work.cancel()
-                await asyncio.wait((work,))
-                if not work.cancelled() and work.exception() is not None:
-                    raise work.exception()  # type: ignore[misc]
-                if self.lost.is_set():
+    def serve(self) -> None:
+        try:
+            while not self.close:
+                request = self.read_request()
+                if request is None:
                     return
-            finally:
-                watch.cancel()
-                await asyncio.wait((watch,))
+                self.answer(*request)
+        except OSError:
+            return
+        finally:
+            self.peer.close()
 
-    async def watch(self) -> None:
-        """Ends when the client goes away; what it sends ahead meanwhile is kept."""
+    def pause(self, wait_s: float) -> None:
+        """Sleeps, and raises Gone as soon as the client goes away meanwhile."""
+        until = time.monotonic() + wait_s
         while True:
-            piece = await self.reader.read(65536)
-            if not piece:
-                self.lost.set()
+            left = until - time.monotonic()
+            for _, event in self.poll.poll(max(0.0, left) * 1000):
+                if event & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+                    raise Gone
+                piece = self.peer.recv(65536)
+                if not piece:
+                    raise Gone
+                # What it sends ahead is its next request.
+                self.buffer += piece
+            if left <= 0:
                 return
-            self.buffer += piece
 
-    async def more(self) -> None:
-        piece = await self.reader.read(65536)
+    def more(self) -> None:
+        piece = self.peer.recv(65536)
         if not piece:
             raise Gone
         self.buffer += piece
 
-    async def line(self) -> bytes:
+    def line(self) -> bytes:
         while b"\r\n" not in self.buffer:
-            await self.more()
+            self.more()
         line, _, self.buffer = self.buffer.partition(b"\r\n")
         return line
 
-    async def exactly(self, size: int) -> bytes:
-        while len(self.buffer) < size:
-            await self.more()
-        piece, self.buffer = self.buffer[:size], self.buffer[size:]
-        return piece
+    def exactly(self, size: int) -> bytes:
+        pieces = [self.buffer]
+        have = len(self.buffer)
+        while have < size:
+            pieces.append(self.peer.recv(1 << 20))
+            if not pieces[-1]:
+                raise Gone
+            have += len(pieces[-1])
+        whole = b"".join(pieces)
+        self.buffer = whole[size:]
+        return whole[:size]
 
-    async def read_request(self):
+    def read_request(self):
         try:
-            method, target, _ = (await self.line()).decode("latin-1").split(" ", 2)
+            method, target, _ = (self.line()).decode("latin-1").split(" ", 2)
             headers = {}
-            while line := await self.line():
+            while line := self.line():
                 name, _, value = line.decode("latin-1").partition(":")
                 headers[name.strip().lower()] = value.strip()
             if headers.get("expect", "").lower() == "100-continue":
-                self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = b""
             if headers.get("transfer-encoding", "").lower() == "chunked":
-                while size := int((await self.line()).split(b";")[0], 16):
-                    body += await self.exactly(size)
-                    await self.line()
-                while await self.line():
+                while size := int((self.line()).split(b";")[0], 16):
+                    body += self.exactly(size)
+                    self.line()
+                while self.line():
                     pass
             elif "content-length" in headers:
-                body = await self.exactly(int(headers["content-length"]))
-        except (Gone, ValueError, ConnectionError):
+                body = self.exactly(int(headers["content-length"]))
+        except (Gone, ValueError, OSError):
             return None
         self.close = headers.get("connection", "").lower() == "close"
         return method, target.partition("?")[0], headers, body
 
-    async def answer(self, method: str, path: str, headers: dict, body: bytes) -> None:
+    def answer(self, method: str, path: str, headers: dict, body: bytes) -> None:
         engine = self.engine
         if path == "/health":
             healthy = engine.loaded and not engine.script.unready
@@ -223,7 +238,7 @@ class Connection:
         elif engine.script.wrong_key or (
             engine.key and headers.get("authorization") != f"Bearer {engine.key}"
         ):
-            engine.counters["unauthorized"] += 1
+            engine.count("unauthorized")
             self.error(401, "Invalid API Key", "authentication_error")
         elif path == "/metrics":
             self.send(200, engine.metrics())
@@ -231,7 +246,7 @@ class Connection:
             card = {"id": engine.script.model, "object": "model", "owned_by": "scripted"}
             self.send(200, {"object": "list", "data": [card]})
         elif method == "POST" and path in WORK:
-            await self.work(path, headers, body)
+            self.work(path, headers, body)
         else:
             self.error(404, f"no route {method} {path}", "not_found_error")
 
@@ -258,7 +273,7 @@ class Connection:
         else:
             self.send(200, engine.script.all())
 
-    async def work(self, path: str, headers: dict, body: bytes) -> None:
+    def work(self, path: str, headers: dict, body: bytes) -> None:
         engine = self.engine
         try:
             asked = json.loads(body)
@@ -266,31 +281,28 @@ class Connection:
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             self.error(400, f"bad request: {error}", "invalid_request_error")
             return
-        engine.counters["requests"] += 1
+        self.number = engine.count("requests")
         engine.seen.append({"path": path, "headers": headers, "body": asked})
         del engine.seen[:-100]
-        held = False
+        ticket = object()
         try:
-            await engine.acquire()
-            held = True
-            if script.first_byte_s:
-                await asyncio.sleep(script.first_byte_s)
+            while not engine.admit(ticket):
+                self.pause(0.002)
+            self.pause(script.first_byte_s)
             if script.html_502:
                 self.send(502, "<html><body><h1>502 Bad Gateway</h1></body></html>", "text/html")
             elif script.status:
                 self.error(script.status, "scripted failure", "server_error")
             else:
-                await WORK[path](self, script, asked)
-            engine.counters["finished"] += 1
-        except (asyncio.CancelledError, ConnectionError):
-            engine.counters["aborted"] += 1
+                WORK[path](self, script, asked)
+            engine.count("finished")
+        except (Gone, OSError):
+            engine.count("aborted")
             self.close = True
-            self.writer.transport.abort()
         finally:
-            if held:
-                engine.release()
+            engine.leave(ticket)
 
-    async def tokens(self, script: Script, asked: dict):
+    def tokens(self, script: Script, asked: dict):
         """The words of an answer in their time, with whatever befalls it on the way."""
         wanted = asked.get("max_completion_tokens") or asked.get("max_tokens") or script.tokens
         for number in range(min(int(wanted), script.tokens)):
@@ -298,27 +310,29 @@ class Connection:
                 say(f"scripted: crashing after {number} tokens")
                 os._exit(4)
             if script.cut_after_tokens and number >= script.cut_after_tokens:
-                raise ConnectionResetError
-            if script.pace_s:
-                await asyncio.sleep(script.pace_s)
-            self.engine.counters["tokens"] += 1
+                raise Gone
+            self.pause(script.pace_s)
+            self.engine.count("tokens")
             yield f"w{number} "
 
-    async def chat(self, script: Script, asked: dict) -> None:
-        await self.generate(script, asked, "chat.completion", chat=True)
+    def chat(self, script: Script, asked: dict) -> None:
+        self.generate(script, asked, "chat.completion", chat=True)
 
-    async def complete(self, script: Script, asked: dict) -> None:
-        await self.generate(script, asked, "text_completion", chat=False)
+    def complete(self, script: Script, asked: dict) -> None:
+        self.generate(script, asked, "text_completion", chat=False)
 
-    async def generate(self, script: Script, asked: dict, kind: str, *, chat: bool) -> None:
+    def generate(self, script: Script, asked: dict, kind: str, *, chat: bool) -> None:
         prompt = len(json.dumps(asked.get("messages") or asked.get("prompt") or "").split())
-        number = self.engine.counters["requests"]
-        common = {"id": f"scripted-{number}", "created": int(time.time()), "model": script.model}
+        common = {
+            "id": f"scripted-{self.number}",
+            "created": int(time.time()),
+            "model": script.model,
+        }
         limit = asked.get("max_completion_tokens") or asked.get("max_tokens") or script.tokens
         reason = "length" if int(limit) < script.tokens else "stop"
         count, text = 0, ""
         if not asked.get("stream"):
-            async for word in self.tokens(script, asked):
+            for word in self.tokens(script, asked):
                 count, text = count + 1, text + word
             said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             choice = {"index": 0, "finish_reason": reason, **said}
@@ -329,11 +343,10 @@ class Connection:
         self.head(200, "text/event-stream", "Transfer-Encoding: chunked")
         if chat:
             self.frame({**common, "object": kind, "choices": [delta({"role": "assistant"})]})
-        async for word in self.tokens(script, asked):
+        for word in self.tokens(script, asked):
             count += 1
             choice = delta({"content": word}) if chat else {"index": 0, "text": word}
             self.frame({**common, "object": kind, "choices": [choice]})
-            await self.writer.drain()
         last = delta({}) if chat else {"index": 0, "text": ""}
         self.frame({**common, "object": kind, "choices": [{**last, "finish_reason": reason}]})
         if (asked.get("stream_options") or {}).get("include_usage"):
@@ -341,9 +354,8 @@ class Connection:
             self.frame(body)
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
-        await self.writer.drain()
 
-    async def embed(self, script: Script, asked: dict) -> None:
+    def embed(self, script: Script, asked: dict) -> None:
         texts = asked.get("input") or [""]
         texts = [texts] if isinstance(texts, str) else texts
         cards = [
@@ -356,7 +368,7 @@ class Connection:
 
     def head(self, status: int, kind: str, framing: str) -> None:
         ending = "Connection: close\r\n" if self.close else ""
-        self.writer.write(
+        self.peer.sendall(
             f"HTTP/1.1 {status} {PHRASES.get(status, 'Scripted')}\r\n"
             f"Content-Type: {kind}\r\n{framing}\r\n{ending}\r\n".encode()
         )
@@ -368,7 +380,7 @@ class Connection:
         else:
             content = json.dumps(body).encode()
         self.head(status, kind, f"Content-Length: {len(content)}")
-        self.writer.write(content)
+        self.peer.sendall(content)
 
     def error(self, status: int, message: str, kind: str) -> None:
         self.send(status, {"error": {"message": message, "type": kind, "code": status}})
@@ -377,9 +389,7 @@ class Connection:
         self.chunk(b"data: " + json.dumps(body).encode() + b"\n\n")
 
     def chunk(self, content: bytes) -> None:
-        if self.lost.is_set():
-            raise ConnectionResetError
-        self.writer.write(b"%x\r\n%b\r\n" % (len(content), content))
+        self.peer.sendall(b"%x\r\n%b\r\n" % (len(content), content))
 
 
 WORK = {
@@ -417,38 +427,37 @@ def fork_grandchild(script: Script) -> None:
     os._exit(0)
 
 
-async def serve(script: Script, host: str, port: int, began: float) -> None:
+def serve(script: Script, host: str, port: int, began: float) -> None:
     engine = Engine(script, began)
-
-    async def client(reader, writer) -> None:
-        engine.counters["connections"] += 1
-        try:
-            await Connection(engine, reader, writer).serve()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-    async def listen() -> None:
-        await asyncio.start_server(client, host, port, backlog=1024)
-
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind((host, port))
     if script.listen_early:
-        await listen()
-    left = script.load_s - (time.monotonic() - began)
-    if left > 0:
-        await asyncio.sleep(left)
+        door.listen(1024)
+        threading.Thread(target=load, args=(engine, door), daemon=True).start()
+    else:
+        load(engine, door)
+    while True:
+        peer = door.accept()[0]
+        engine.count("connections")
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=Connection(engine, peer).serve, daemon=True).start()
+
+
+def load(engine: Engine, door: socket.socket) -> None:
+    script = engine.script
+    time.sleep(max(0.0, script.load_s - (time.monotonic() - engine.began)))
     if script.crash_at_start:
         say(script.crash_at_start)
         os._exit(3)
-    if script.hang_in_load:
-        await asyncio.Event().wait()
+    while script.hang_in_load:
+        time.sleep(60)
     engine.loaded = True
     if not script.listen_early:
-        await listen()
-    say(f"scripted: listening on http://{host}:{port}")
+        door.listen(1024)
+    say("scripted: listening on http://{}:{}".format(*door.getsockname()))
     if "YARD_READY_FD" in os.environ:
         os.write(int(os.environ["YARD_READY_FD"]), b"ready\n")
-    await asyncio.Event().wait()
 
 
 def read_script(arguments: list[str]) -> tuple[Script, str, int]:
@@ -483,7 +492,7 @@ def main() -> None:
     # As most servers do: the first SIGTERM ends it, whatever runs.
     signal.signal(signal.SIGTERM, signal.SIG_IGN if script.ignore_sigterm else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    asyncio.run(serve(script, host, port, began))
+    serve(script, host, port, began)
 
 
 if __name__ == "__main__":
