@@ -60,8 +60,7 @@ class Beacons:
             self._urgent = False
             await self._wire.beacon(KIND, self._gateway.id, self.beacon())
             sent_s = clock.now_s()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), interval_s)
+            await self._wait(interval_s)
             late_s = clock.now_s() - sent_s - interval_s
             self._metrics.loop_lag.set(max(0.0, late_s))
             gap_s = sent_s + MIN_GAP_S - clock.now_s()
@@ -73,8 +72,13 @@ class Beacons:
         deadline_s = self._gateway.clock.now_s() + gap_s
         while not self._urgent and (left_s := deadline_s - self._gateway.clock.now_s()) > 0:
             self._due.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), left_s)
+            await self._wait(left_s)
+
+    async def _wait(self, longest_s: float) -> None:
+        """Until an edge, at most that long. Not wait_for: on 3.11 it may swallow a cancellation."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._due.wait()
 
     async def leave(self) -> None:
         """The last word: nothing runs here any more and nothing will."""
