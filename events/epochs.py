@@ -34,7 +34,7 @@ class Epochs:
             return False
         if spec.writer == "control":
             return item.epoch < self._subjects.get(item.subject, 0)  # 3
-        if item.type == "node.started" or item.source.startswith(CONTROL_SOURCE):  # 1, 4
+        if item.type == "node.started" or _ended_by_control(item):  # 1, 4
             return False
         known = self._nodes.get(item.key[0], 0)
         # Stored before that epoch began: the state an earlier run left, not a late write.
@@ -51,7 +51,7 @@ class Epochs:
             elif item.epoch > 0:
                 self._subjects[item.subject] = item.epoch
             return
-        if item.source.startswith(CONTROL_SOURCE):
+        if _ended_by_control(item):
             return
         epoch = item.seq if item.type == "node.started" else item.epoch
         if epoch > self._nodes.get(item.key[0], 0):
@@ -61,3 +61,7 @@ class Epochs:
         """The history was replaced."""
         self._nodes.clear()
         self._subjects.clear()
+
+
+def _ended_by_control(item: Recorded) -> bool:
+    return item.type.endswith(".deleted") and item.source.startswith(CONTROL_SOURCE)
