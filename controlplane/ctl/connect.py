@@ -86,11 +86,14 @@ def _ports(folder: Path) -> dict[str, Any]:
 
 
 def secret(path: Path) -> str:
-    """The secret in `path`. Raises CtlError with what to do."""
+    """The secret in `path`. Raises Unreachable: without it there is no yard to talk to."""
     try:
         return read_secret(path)
     except SecretMissing as error:
-        raise CtlError(str(error)) from error
+        raise Unreachable(
+            f"no yard in {path.parent.parent}: {path.name} is missing or cannot be read; start one "
+            "with `yardctl up --data DIR`, or name its folder with --data or YARD_DATA"
+        ) from error
 
 
 @asynccontextmanager

@@ -1,0 +1,187 @@
+"""What yardctl reads from the API and shows: models, replicas, nodes, commands, the state of the yard.
+
+Reading has no effects. Each function takes the open API and prints; nothing is kept.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from controlplane.ctl.connect import Api
+from controlplane.ctl.show import (
+    age,
+    mode,
+    print_fields,
+    print_json,
+    print_table,
+    size,
+)
+from schemas.replica import TERMINAL_PHASES
+
+Row = Mapping[str, Any]
+
+
+def path_of(kind: str, key: str) -> str:
+    """The path of one thing; a name may hold anything."""
+    return f"/v1/{kind}/{quote(key, safe='')}"
+
+
+async def show_one(api: Api, kind: str, key: str, output: str) -> None:
+    found = await api.data(path_of(kind, key))
+    if output == "json":
+        print_json(found)
+    else:
+        print_fields(found)
+
+
+async def list_models(api: Api, output: str) -> None:
+    models = await api.data("/v1/models")
+    if output == "json":
+        print_json(models)
+        return
+    replicas = await api.data("/v1/replicas")
+    activations = await api.data("/v1/activations")
+    print_table(
+        ("model", "scaling", "state", "replicas", "profiles", "aliases"),
+        (model_row(model, replicas, activations) for model in models),
+        "the catalog is empty; add a model: yardctl model add -f model.yaml",
+    )
+
+
+def model_row(model: Row, replicas: list[Row], activations: list[Row]) -> tuple[str, ...]:
+    """`state` is that of the replicas when there are any, else of the demand."""
+    own = [r for r in replicas if r["model"] == model["name"]]
+    live = [r for r in own if r["phase"] not in TERMINAL_PHASES]
+    ready = sum(r["phase"] == "ready" for r in live)
+    demand = next((a["phase"] for a in activations if a["model"] == model["name"]), "idle")
+    scaling = model.get("scaling", {})
+    if mode(scaling) == "off" and not live:
+        state = "off"
+    elif ready:
+        state = "ready"
+    else:
+        state = live[0]["phase"] if live else demand
+    return (
+        model["name"],
+        mode(scaling),
+        state,
+        f"{ready}/{len(live)}",
+        ", ".join(p["name"] for p in model.get("profiles", [])),
+        ", ".join(model.get("aliases", [])),
+    )
+
+
+async def list_replicas(api: Api, output: str, now: datetime, everything: bool) -> None:
+    replicas = await api.data("/v1/replicas")
+    if output == "json":
+        print_json(replicas)
+        return
+    shown = [r for r in replicas if everything or r["phase"] not in TERMINAL_PHASES]
+    print_table(
+        ("id", "model", "node", "cards", "profile", "phase", "since", "memory", "why"),
+        (replica_row(replica, now) for replica in shown),
+        "no replica is running" if not everything else "there is no replica",
+    )
+
+
+def replica_row(replica: Row, now: datetime) -> tuple[str, ...]:
+    return (
+        replica["id"],
+        replica["model"],
+        replica["node"],
+        ",".join(replica.get("cards", [])),
+        replica["profile"],
+        replica["phase"],
+        age(replica.get("since"), now),
+        size(replica.get("measured_memory_bytes") or replica.get("memory_bytes")),
+        replica.get("reason") or replica.get("last_line") or "",
+    )
+
+
+async def list_nodes(api: Api, output: str, now: datetime) -> None:
+    nodes = await api.data("/v1/nodes")
+    if output == "json":
+        print_json(nodes)
+        return
+    cards = await api.data("/v1/cards")
+    print_table(
+        ("node", "state", "host", "cards", "engines", "since", "version"),
+        (node_row(node, cards, now) for node in nodes),
+        "no node has registered",
+    )
+
+
+def standing_of(node: Row) -> str:
+    """One word for a node: what the operator wants of it before what its heartbeats say."""
+    standing = node.get("standing") or {}
+    reach = standing.get("reach", "reachable")
+    if reach != "reachable":
+        return reach
+    admin = standing.get("admin", "open")
+    if admin != "open":
+        return admin
+    return "reachable" if node.get("running", True) else "agent stopped"
+
+
+def node_row(node: Row, cards: list[Row], now: datetime) -> tuple[str, ...]:
+    own = [c for c in cards if c["node"] == node["id"]]
+    return (
+        node["id"],
+        standing_of(node),
+        node.get("host", ""),
+        ", ".join(card_cell(card) for card in own),
+        ", ".join(e["name"] for e in node.get("engines", [])),
+        age(node.get("started_at"), now),
+        node.get("version", ""),
+    )
+
+
+def card_cell(card: Row) -> str:
+    """`cpu 1.2 GiB of 8 GiB leased`."""
+    leased = sum(lease["memory_bytes"] for lease in card.get("leases", []))
+    held = size(leased) if leased else "0"
+    return f"{card['id']} {held} of {size(card['memory_bytes'])} leased"
+
+
+async def show_status(api: Api, output: str, now: datetime) -> None:
+    """The yard at a glance."""
+    doctor = await api.get("/v1/doctor")
+    nodes, cards = await api.data("/v1/nodes"), await api.data("/v1/cards")
+    models, replicas = await api.data("/v1/models"), await api.data("/v1/replicas")
+    activations = await api.data("/v1/activations")
+    if output == "json":
+        print_json(
+            {
+                "doctor": doctor,
+                "nodes": nodes,
+                "cards": cards,
+                "models": models,
+                "replicas": replicas,
+                "activations": activations,
+            }
+        )
+        return
+    leader = doctor.get("leader")
+    who = f"{leader['instance']} (term {leader['term']})" if leader else "nobody"
+    print(f"leader   {who}")
+    print(f"log      sequence {doctor.get('log_seq')}")
+    findings = doctor.get("findings", [])
+    print(f"ready    {'yes' if not findings else 'no'}")
+    for finding in findings:
+        print(f"         {finding['sentence']}")
+    for node in nodes:
+        own = [c for c in cards if c["node"] == node["id"]]
+        print(f"node     {node['id']}: {standing_of(node)}; {', '.join(map(card_cell, own))}")
+    if not nodes:
+        print("node     none has registered")
+    print()
+    print_table(
+        ("model", "scaling", "state", "replicas", "profiles", "aliases"),
+        (model_row(model, replicas, activations) for model in models),
+        "the catalog is empty; add a model: yardctl model add -f model.yaml",
+    )
+    refused = [a for a in activations if a["phase"] in ("refused", "waiting", "wanted")]
+    for activation in refused:
+        why = activation.get("reason") or ", ".join(activation.get("waiting_for", []))
+        print(f"\n{activation['model']}: {activation['phase']}: {why}")

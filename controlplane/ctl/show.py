@@ -1,0 +1,156 @@
+"""Prints what yardctl read: lists as tables or JSON, one thing as lines or JSON.
+
+It only arranges; every value comes from the API as it is.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE: Final = 4096
+"""Columns of a table that no person's terminal shows: lines of a pipe are never cut."""
+
+_COLOURS: Final[Mapping[str, str]] = {
+    "ready": "green",
+    "accepted": "green",
+    "reachable": "green",
+    "starting": "yellow",
+    "loading": "yellow",
+    "placing": "yellow",
+    "waiting": "yellow",
+    "wanted": "yellow",
+    "draining": "yellow",
+    "unreachable": "yellow",
+    "cordoned": "yellow",
+    "failed": "red",
+    "refused": "red",
+    "rejected": "red",
+    "quarantined": "red",
+    "lost": "red",
+    "stop_failed": "red",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Colours and width of the terminal; on a pipe neither."""
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return (
+        made
+        if made.is_terminal
+        else Console(
+            stderr=stderr, highlight=False, markup=False, emoji=False, width=WIDE, color_system=None
+        )
+    )
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """A table without lines, or the sentence `empty` when there is no row."""
+    found = list(rows)
+    if not found:
+        print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.upper(), overflow="fold", no_wrap=column in ("id", "since"))
+    for row in found:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    # On a pipe rich fills up the lines with spaces, which no reader wants.
+    out = console()
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as capture:
+        out.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def print_fields(value: Mapping[str, Any], indent: str = "") -> None:
+    """One thing, a field per line; what is empty is left out."""
+    width = max((len(name) for name, v in value.items() if _told(v)), default=0)
+    for name, field in value.items():
+        if not _told(field):
+            continue
+        if isinstance(field, dict):
+            print(f"{indent}{name}:")
+            print_fields(field, indent + "  ")
+        elif isinstance(field, list) and any(isinstance(item, dict | list) for item in field):
+            print(f"{indent}{name}:")
+            for item in field:
+                if isinstance(item, dict):
+                    print(f"{indent}  -")
+                    print_fields(item, indent + "    ")
+                else:
+                    print(f"{indent}  - {item}")
+        else:
+            text = ", ".join(map(str, field)) if isinstance(field, list) else _plain(name, field)
+            print(f"{indent}{name + ':':<{width + 1}} {text}")
+
+
+def _told(value: Any) -> bool:
+    return value is not None and value not in ("", [], {})
+
+
+def _plain(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def size(amount: int | float | None) -> str:
+    """`1.5 GiB`; `-` when there is none."""
+    if not amount:
+        return "-"
+    value, unit = float(amount), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}".replace(".0 ", " ")
+
+
+def age(moment: str | None, now: datetime) -> str:
+    """How long ago an RFC 3339 time was, as `12s`, `5m`, `3h`, `2d`."""
+    if not moment:
+        return "-"
+    then = parse_time(moment)
+    return "-" if then is None else length((now - then).total_seconds())
+
+
+def length(seconds: float) -> str:
+    whole = int(max(0.0, seconds))
+    for unit, span in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= span:
+            return f"{whole // span}{unit}"
+    return f"{whole}s"
+
+
+def parse_time(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def mode(scaling: Mapping[str, Any]) -> str:
+    """`off`, `0..2`, `1`: the limits of a model as a column."""
+    low, high = scaling.get("min", 0), scaling.get("max", 0)
+    if high == 0:
+        return "off"
+    return str(low) if low == high else f"{low}..{high}"
+
+
+def idle(scaling: Mapping[str, Any]) -> str:
+    seconds = float(scaling.get("idle_timeout_s", 0.0))
+    return "never" if seconds <= 0 else str(timedelta(seconds=seconds)).removesuffix(":00")
