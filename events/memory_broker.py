@@ -122,6 +122,7 @@ class MemoryBroker:
     Switches for faults, each consumed by the next publish it applies to:
     `lose_acks` stored, but the answer never comes; `lose_messages` neither; `refusals` answered with that
     error; `no_responders` nobody there; `before_publish` runs first (another writer comes between).
+    `lose_reads` counts unanswered reads of single messages.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class MemoryBroker:
         self.commands = self._stream("COMMANDS", -1)
         self.lose_acks = 0
         self.lose_messages = 0
+        self.lose_reads = 0
         self.no_responders = 0
         self.refusals: deque[ServerError] = deque()
         self.before_publish: Callable[[str], None] | None = None
@@ -320,6 +322,9 @@ class MemoryBroker:
         )
 
     def _get(self, stream: MemoryStream, query: dict[str, Any]) -> bytes:
+        if self.lose_reads > 0:
+            self.lose_reads -= 1
+            raise NoAnswer(stream.name)
         found: int | None
         if "last_by_subj" in query:
             found = stream.last_of(query["last_by_subj"]) or None
