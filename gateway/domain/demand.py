@@ -118,9 +118,12 @@ def decide(
         return GiveUp(joined_until_s=now_s - no_decision_s)
     resend_at_s = asked.last_sent_s + resend_s
     if now_s >= resend_at_s:  # 6
-        text = message_id(model, scope, entry.rev, now)
+        # The same id within a window: the log keeps one of them, however often it is sent.
+        stale = now_s - asked.since_s >= WINDOW_S
+        text = message_id(model, scope, entry.rev, now) if stale else asked.message_id
+        since_s = now_s if stale else asked.since_s
         return Send(
             message_id=text,
-            asked=Asked(rev=entry.rev, message_id=text, since_s=asked.since_s, last_sent_s=now_s),
+            asked=Asked(rev=entry.rev, message_id=text, since_s=since_s, last_sent_s=now_s),
         )
     return Hold(until_s=min(resend_at_s, undecided_since_s + no_decision_s), asked=asked)  # 7

@@ -1,0 +1,86 @@
+"""Which replica a request goes to, and what happens to one that lost its own."""
+
+from collections import Counter
+
+import pytest
+
+from gateway.domain.routing import Loss, after_loss, choose, loss_by_log
+from schemas.replica import Replica, ReplicaPhase
+from tests.support.gateway_world import a_replica
+
+
+def chosen_id(replicas: list[Replica], key: str) -> str | None:
+    chosen = choose(replicas, {}, key=key)
+    return chosen.id if chosen is not None else None
+
+
+def test_no_candidate_is_no_choice_and_one_is_that() -> None:
+    assert choose([], {}, key="gw") is None
+    one = a_replica("r-1")
+    assert choose([one], {"r-1": 99}, key="gw") == one
+
+
+def test_the_least_busy_for_its_weight_is_chosen() -> None:
+    light, heavy = a_replica("r-1", weight=1), a_replica("r-2", weight=3)
+    assert choose([light, heavy], {}, key="gw") == heavy
+    assert choose([light, heavy], {"r-2": 2}, key="gw") in (light, heavy)
+    assert choose([light, heavy], {"r-2": 3}, key="gw") == light
+
+
+def test_weights_are_shares_of_what_runs() -> None:
+    replicas = [a_replica("r-1", weight=1), a_replica("r-2", weight=3)]
+    inflight: Counter[str] = Counter()
+    for _ in range(400):
+        chosen = choose(replicas, inflight, key="gw")
+        assert chosen is not None
+        inflight[chosen.id] += 1
+    assert inflight == {"r-1": 100, "r-2": 300}
+
+
+def test_a_replica_of_weight_zero_counts_as_one() -> None:
+    replicas = [a_replica("r-1", weight=0), a_replica("r-2", weight=1)]
+    assert choose(replicas, {"r-2": 1}, key="gw") == replicas[0]
+
+
+def test_ties_are_total_and_do_not_depend_on_the_order() -> None:
+    replicas = [a_replica(f"r-{n}") for n in range(6)]
+    chosen = {chosen_id(order, "gw-1") for order in (replicas, replicas[::-1])}
+    assert len(chosen) == 1
+    # Gateways spread over equals.
+    spread = {chosen_id(replicas, f"gw-{n}") for n in range(64)}
+    assert len(spread) > 3
+
+
+@pytest.mark.parametrize("loss", ["refused_connection", "broke", "not_this_launch", "crashed"])
+def test_an_unplanned_loss_goes_back_once(loss: Loss) -> None:
+    assert after_loss(loss, unplanned_before=0, planned_before=5) == "again"
+    assert after_loss(loss, unplanned_before=1, planned_before=0) == "engine_error"
+
+
+def test_inv_1_a_planned_stop_never_uses_up_the_retry() -> None:
+    assert after_loss("stopped", unplanned_before=1, planned_before=0) == "again"
+    assert after_loss("stopped", unplanned_before=0, planned_before=3) == "again"
+    assert after_loss("stopped", unplanned_before=0, planned_before=8) == "engine_error"
+
+
+@pytest.mark.parametrize(
+    ("phase", "loss"),
+    [
+        ("ready", None),
+        ("draining", None),
+        ("stopped", "stopped"),
+        ("parked", "stopped"),
+        ("stop_failed", "stopped"),
+        ("failed", "crashed"),
+    ],
+)
+def test_what_the_log_says_of_a_replica_ends_requests_there_or_not(
+    phase: ReplicaPhase, loss: Loss | None
+) -> None:
+    assert loss_by_log(a_replica(phase=phase), a_replica()) == loss
+
+
+def test_another_launch_under_the_same_id_ends_them_too() -> None:
+    assert loss_by_log(a_replica(pid=7), a_replica(pid=6)) == "not_this_launch"
+    assert loss_by_log(a_replica(endpoint="http://x:1"), a_replica()) == "not_this_launch"
+    assert loss_by_log(None, a_replica()) == "stopped"
