@@ -78,7 +78,7 @@ class SystemYard:
 
     def of(self, short_type: str) -> list[Recorded]:
         """The events seen so far whose type ends so, e.g. `replica.ready`."""
-        return [e for e in self.events if e.type == f"dev.modelyard.{short_type}"]
+        return [e for e in self.events if e.type == short_type]
 
     async def event(
         self,
@@ -100,7 +100,7 @@ class SystemYard:
                 await asyncio.wait_for(self._changed.wait(), max(left, 0.001))
             except TimeoutError:
                 seen = [
-                    f"{e.seq} {e.type.removeprefix('dev.modelyard.')} {e.key}" for e in self.events
+                    f"{e.seq} {e.type} {e.key}" for e in self.events
                 ]
                 raise AssertionError(
                     f"waited {timeout_s} s for {short_type} after {after}; seen:\n"
