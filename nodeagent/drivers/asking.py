@@ -21,6 +21,15 @@ class Answer:
         self.status = 0
         self.body = b""
         self.complete = False
+        self.begun = False
+        self.framed = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Either names its own end; a body with neither ends with the connection.
+        self.framed = self.framed or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -55,8 +64,7 @@ async def _get(endpoint: str, path: str, key: str) -> Answer | None:
         while not answer.complete:
             piece = await reader.read(65536)
             if not piece:
-                # Without a length the body ends with the connection; the parser says so only if told.
-                answer.complete = parser.get_status_code() > 0
+                answer.complete = answer.begun and not answer.framed
                 break
             parser.feed_data(piece)
             answer.status = parser.get_status_code()

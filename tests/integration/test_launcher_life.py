@@ -29,7 +29,7 @@ def engine(code: str, *, ready: str = "probe", **environment: str) -> EngineStar
     """A tiny engine: a Python program given as text."""
     return EngineStart(
         argv=(sys.executable, "-I", "-S", "-u", "-c", textwrap.dedent(code)),
-        environment={"PATH": os.environ["PATH"], **environment},
+        environment={**os.environ, **environment},
         endpoint="http://127.0.0.1:1",
         port=1,
         ready="pipe" if ready == "pipe" else "probe",
