@@ -1,0 +1,283 @@
+"""`make demo`: starts a yard in a temporary folder and tells the story of one cold request.
+
+A client like any other: it uses yardctl, the gateway and the event stream, and invents no number.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
+from controlplane.ctl.up import RunningYard, UpError, UpOptions, Yard, lock_data, start_yard
+from controlplane.ctl.connect import open_log
+from events.log import LogError, Recorded
+
+MODEL: Final = "smollm2"
+QUESTION: Final = "Write one sentence about a yard where machines rest until somebody needs them."
+STORY_TIMEOUT_S: Final = 120.0
+
+CATALOG: Final = """\
+- name: smollm2
+  aliases: [tiny]
+  source: {source}
+  context_length: 2048
+  max_output: 1024
+  scaling: {{min: 0, max: 1, idle_timeout: 5s}}
+  profiles:
+    - {{name: cpu, engine: llamacpp, args: ["--ctx-size", "2048"], memory: 1GiB}}
+"""
+
+# The events of the story, in the order they must come, and what each is called in the timeline.
+STORY: Final = (
+    ("activation.placing", "activation"),
+    ("replica.starting", "starting"),
+    ("replica.ready", "ready"),
+    ("activation.idle", "idle"),
+    ("replica.draining", "draining"),
+    ("replica.stopped", "stopped"),
+    ("card.released", "memory back"),
+)
+
+
+class DemoError(Exception):
+    """The story did not happen as told; the sentence says what was missing."""
+
+
+def say(line: str = "") -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _yardctl(yard: Yard, *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *python_argv("controlplane.ctl", *arguments),
+        env={**os.environ, "YARD_DATA": str(yard.data)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await process.communicate()
+    text = printed.decode(errors="replace").rstrip()
+    if text:
+        say("  " + text.replace("\n", "\n  "))
+    if process.returncode != 0:
+        raise DemoError(f"yardctl {' '.join(arguments)} ended with {process.returncode}")
+
+
+class Story:
+    """Collects the first event of each kind of the story, with the time its writer gave it."""
+
+    def __init__(self) -> None:
+        self.moments: dict[str, dt.datetime] = {}
+        self.details: dict[str, Recorded] = {}
+        self.done = asyncio.Event()
+
+    def add(self, event: Recorded) -> None:
+        short = event.type
+        names = dict(STORY)
+        if short in names and names[short] not in self.moments:
+            self.moments[names[short]] = event.time
+            self.details[short] = event
+        if len(self.moments) == len(STORY):
+            self.done.set()
+
+
+async def _watch(yard: Yard, story: Story, watching: asyncio.Event) -> None:
+    """Follows the event stream from now on into the story; sets `watching` when it does."""
+    async with open_log(yard.data) as log:
+        follower = log.follow(["yard.evt.>"])
+        try:
+            synced = False
+            while True:
+                batch = await follower.next()
+                if synced:
+                    for item in batch.items:
+                        if isinstance(item, Recorded):
+                            story.add(item)
+                if batch.synced and not synced:
+                    synced = True
+                    watching.set()
+        finally:
+            await follower.close()
+
+
+async def _ask(yard: Yard) -> AsyncIterator[tuple[str, Any]]:
+    """One streamed chat completion: ("request", time), ("text", …), ("end", request id)."""
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "max_tokens": 60,
+        "temperature": 0.2,
+        "messages": [{"role": "user", "content": QUESTION}],
+    }
+    async with httpx.AsyncClient(timeout=httpx.Timeout(90.0)) as client:
+        yield "request", dt.datetime.now(dt.UTC)
+        async with client.stream("POST", f"{yard.base_url}/chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                raise DemoError(f"the gateway answered {answer.status_code}: {answer.text[:500]}")
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                frame = json.loads(line.removeprefix("data: "))
+                if "error" in frame:
+                    raise DemoError(f"the stream ended with {frame['error']}")
+                for choice in frame.get("choices", []):
+                    text = choice.get("delta", {}).get("content")
+                    if text:
+                        yield "text", text
+            yield "end", answer.headers.get("x-request-id", "")
+
+
+async def _written_at(yard: Yard, request: str) -> dt.datetime:
+    """When the gateway wrote the request to the engine, from its own timeline."""
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        answer = await client.get(
+            f"http://127.0.0.1:{yard.gateway_port}/yard/timeline", params={"request": request}
+        )
+        if answer.status_code != 200:
+            raise DemoError(f"the gateway has no timeline of this request: {answer.text[:300]}")
+        return dt.datetime.fromisoformat(answer.json()["written_to_engine"])
+
+
+def timeline(moments: list[tuple[str, dt.datetime]]) -> list[str]:
+    """The lines of the timeline: milliseconds since the step before, since the request, and the name."""
+    lines = ["     since the step before   since the request"]
+    first = moments[0][1]
+    before = first
+    for name, moment in moments:
+        step = (moment - before).total_seconds() * 1000
+        total = (moment - first).total_seconds() * 1000
+        lines.append(f"{step:16.1f} ms {total:18.1f} ms   {name}")
+        before = moment
+    return lines
+
+
+async def _tell(running: RunningYard, source: Path) -> None:
+    yard = running.yard
+    catalog = yard.data / "demo.yaml"
+    catalog.write_text(CATALOG.format(source=json.dumps(str(source))), encoding="utf-8")
+    say("\n$ yardctl model add -f demo.yaml        (min 0, max 1, idle_timeout 5 s)")
+    await _yardctl(yard, "model", "add", "-f", str(catalog))
+    say("\n$ yardctl model list")
+    await _yardctl(yard, "model", "list")
+
+    story = Story()
+    watching = asyncio.Event()
+    watcher = asyncio.create_task(_watch(yard, story, watching))
+    try:
+        await _first_of(watching, watcher, "the event stream")
+        say(f"\nA client asks the cold model: {QUESTION}\n")
+        requested = first_token = None
+        request_id = ""
+        async for kind, value in _ask(yard):
+            if kind == "request":
+                requested = value
+            elif kind == "text":
+                first_token = first_token or dt.datetime.now(dt.UTC)
+                sys.stdout.write(value)
+                sys.stdout.flush()
+            else:
+                request_id = value
+        if requested is None or first_token is None:
+            raise DemoError("the stream had no text")
+        say("\n\nNobody asks any more; waiting until the model was given back …")
+        await _first_of(story.done, watcher, "the end of the story")
+        written = await _written_at(yard, request_id)
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LogError):
+            await watcher
+    at = story.moments
+    moments = [
+        ("request", requested),
+        *((name, at[name]) for name in ("activation", "starting", "ready")),
+        ("request written to the engine", written),
+        ("first token", first_token),
+        *((name, at[name]) for name in ("idle", "draining", "stopped", "memory back")),
+    ]
+    say()
+    for line in timeline(moments):
+        say(line)
+    gap_ms = (written - at["ready"]).total_seconds() * 1000
+    say(f"\nready -> request written to the engine: {gap_ms:.1f} ms")
+
+
+async def _first_of(event: asyncio.Event, watcher: "asyncio.Task[None]", what: str) -> None:
+    """Waits for `event`; a watcher that ended, or the deadline, is an error that names `what`."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        done, _ = await asyncio.wait(
+            {waiting, watcher}, timeout=STORY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if waiting not in done:
+            if watcher in done:
+                watcher.result()
+            raise DemoError(f"waited {STORY_TIMEOUT_S:g} s for {what}")
+    finally:
+        waiting.cancel()
+
+
+async def run_demo(source: Path) -> int:
+    """Tells the story; 0 when all of it happened. Leaves no process and no file behind."""
+    become_subreaper()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, bury_orphans)
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, this.cancel)
+    data = Path(tempfile.mkdtemp(prefix="modelyard-demo-"))
+    running: RunningYard | None = None
+    code = 0
+    try:
+        with lock_data(data):
+            say("Starting nats-server, control plane, gateway and agent on free ports …")
+            running = await start_yard(
+                UpOptions(data=data, gateway_port=0, api_port=0, nats_port=0), say
+            )
+            say(f"ready: {running.yard.base_url}")
+            await _tell(running, source)
+    except (DemoError, UpError, LogError, httpx.HTTPError) as error:
+        say(f"\ndemo: {error or error.__class__.__name__}")
+        for log in sorted((data / "logs").glob("*.log")):
+            say(f"--- the end of {log.name}")
+            say("\n".join(log.read_text(errors="replace").splitlines()[-15:]))
+        code = 1
+    except asyncio.CancelledError:
+        say("\ninterrupted")
+        code = 130
+    finally:
+        if running is not None:
+            await running.stop()
+        bury_orphans()
+        shutil.rmtree(data, ignore_errors=True)
+    if code == 0:
+        say("Everything was stopped; nothing is left running.")
+    return code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="demo")
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    given = parser.parse_args()
+    if not given.model.exists():
+        sys.stderr.write(f"demo: {given.model} is missing; `make setup` fetches it\n")
+        return 1
+    return asyncio.run(run_demo(given.model.absolute()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
