@@ -129,12 +129,13 @@ async def open_agent(
     prefix: str = "yard",
     times: Times = DEFAULT_TIMES,
     port_is_free: Callable[[int], bool] = memory.port_is_free,
+    make_launcher: Callable[[Path, Path], Launcher] = Launcher,
 ) -> AsyncIterator[Agent]:
     """An agent on `folder` (its part of the data folder), ready to run. Raises Locked."""
     loop = asyncio.get_running_loop()
     with locked(folder / "lock"):
         journal, remembered = await Journal.open(folder / "journal.sqlite")
-        launcher = Launcher(folder / "replicas", folder / "agent.sock")
+        launcher = make_launcher(folder / "replicas", folder / "agent.sock")
         try:
             await launcher.open()
             actor = agent_user(node.id)

@@ -11,14 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from events.ids import utc_now
 from events.log import Broken, Draft, EventLog, Recorded, Wire
+from events.memory import MemoryLog, MemoryWire
+from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
 from nodeagent.agent import Agent
 from nodeagent.app import Times, open_agent
 from nodeagent.domain.assignments import Held
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretMissing
+from nodeagent.launching import Launcher
 from schemas.beacons import GatewayBeacon
 from schemas.card import Card
 from schemas.model import EngineName
@@ -241,6 +246,7 @@ async def running_agent(
     drivers: Mapping[EngineName, Driver] | None = None,
     key_of: Callable[[str], str] = lambda launch: f"key-of-{launch}",
     first_port: int = 0,
+    make_launcher: Callable[[Path, Path], Launcher] = Launcher,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """An agent on `folder`; at the end it leaves unless it was ended before."""
@@ -265,6 +271,7 @@ async def running_agent(
         key_of=key_of,
         secrets=no_secrets,
         times=times,
+        make_launcher=make_launcher,
     ) as agent:
         stopping = asyncio.Event()
         holder: list[Running] = []
@@ -298,3 +305,53 @@ async def beside(*work: Awaitable[Any]) -> AsyncIterator[None]:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
+
+
+@dataclass(slots=True)
+class MemoryYard:
+    """A log in memory, a hand on it, and a connection of its own for each agent."""
+
+    folder: Path
+    broker: MemoryBroker
+    hand: Hand
+    logs: list[MemoryLog] = field(default_factory=list)
+
+    def agent(self, folder: str = "nodeagent", **fields: Any) -> Any:
+        """An agent on its own connection (`logs[-1]`), to be entered."""
+        node = fields.get("node")
+        log = MemoryLog(self.broker, source=f"/agent/{node.id if node else 'n1'}")
+        self.logs.append(log)
+        return running_agent(self.folder / folder, log, MemoryWire(log.connection), **fields)
+
+    def cut(self) -> None:
+        """The agents lose their connections."""
+        for log in self.logs:
+            log.connection.disconnect()
+
+    def mend(self) -> None:
+        """The agents' connections are back."""
+        for log in self.logs:
+            log.connection.reconnect()
+
+
+@asynccontextmanager
+async def memory_yard(folder: Path, *, gateway: bool = True) -> AsyncIterator[MemoryYard]:
+    """A yard in memory whose hand watches everything and, with `gateway`, beats as an idle gateway."""
+    broker = MemoryBroker()
+    log = MemoryLog(broker)
+    hand = Hand(log, MemoryWire(log.connection))
+    work = [hand.watch()]
+    if gateway:
+        work.append(hand.beacons())
+    async with beside(*work):
+        yield MemoryYard(folder=folder, broker=broker, hand=hand)
+
+
+def alive(pid: int | None) -> bool:
+    """Whether a process runs; one in state Z is dead."""
+    if pid is None:
+        return False
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
