@@ -42,7 +42,6 @@ class Yard:
     story: Story = field(default_factory=Story)
     heads: dict[str, tuple[int, int]] = field(default_factory=dict)
     beacons: list[GatewayBeacon] = field(default_factory=list)
-    gateways: dict[str, RunningGateway] = field(default_factory=dict)
     logs: dict[str, MemoryLog] = field(default_factory=dict)
     engines: list[FakeEngine] = field(default_factory=list)
     stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
@@ -89,25 +88,31 @@ class Yard:
         made = self.story.replica(id, phase, **fields)
         return await self.tell(made)
 
-    async def gateway(self, id: str = "gw", **settings: Any) -> RunningGateway:
-        """Starts a gateway; it ends with the yard."""
+    @asynccontextmanager
+    async def own_gateway(
+        self, id: str = "gw", *, connected: bool = True, **settings: Any
+    ) -> AsyncIterator[RunningGateway]:
+        """A gateway for the length of a block; its end is a clean SIGTERM."""
         log = MemoryLog(self.broker, source=f"/gateway/{id}")
+        if not connected:
+            log.connection.disconnect()
         self.logs[id] = log
         settings.setdefault("listen", "127.0.0.1:0")
         settings.setdefault("beacon_s", 0.1)
         settings.setdefault("drain_s", 2.0)
-        running = await self.stack.enter_async_context(
-            run_gateway(
-                id,
-                GatewaySettings(**settings),
-                data=self.data,
-                events=log,
-                wire=MemoryWire(log.connection),
-                engine_key=engine_keys(YARD_SECRET),
-            )
-        )
-        self.gateways[id] = running
-        return running
+        async with run_gateway(
+            id,
+            GatewaySettings(**settings),
+            data=self.data,
+            events=log,
+            wire=MemoryWire(log.connection),
+            engine_key=engine_keys(YARD_SECRET),
+        ) as running:
+            yield running
+
+    async def gateway(self, id: str = "gw", **settings: Any) -> RunningGateway:
+        """Starts a gateway; it ends with the yard."""
+        return await self.stack.enter_async_context(self.own_gateway(id, **settings))
 
     def client(self, gateway: RunningGateway, **fields: Any) -> httpx.AsyncClient:
         fields.setdefault("timeout", 20.0)

@@ -136,7 +136,7 @@ def test_a_standing_refusal_is_answered_at_once_with_its_reason(
     found = ask(table)
     assert code_of(found) == code
     assert (found.status, found.retry_after_s) == (status, retry)
-    if code not in ("model_not_found",):
+    if code != "model_not_found":
         assert "gpu0: needs 9.2 GiB" in found.message
 
 

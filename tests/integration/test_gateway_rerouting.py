@@ -1,0 +1,280 @@
+"""Requests that lose their replica: routed again before the first byte, ended with a frame after it."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.support.aio import run, until
+from tests.support.gateway_yard import Yard, chat, memory_yard
+
+PATH = "/v1/chat/completions"
+
+
+async def two_engines(yard: Yard) -> None:
+    """A model that two replicas serve; the gateway prefers one of them, the same each time."""
+    await yard.model()
+    for n in (1, 2):
+        engine = await yard.engine()
+        await yard.replica(engine, f"r-{n}", has_key=True)
+
+
+def test_inv_1_a_stopped_replica_gives_its_unanswered_requests_to_another(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await two_engines(yard)
+            for engine in yard.engines:
+                engine.gate.clear()
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = [asyncio.create_task(client.post(PATH, json=chat())) for _ in range(4)]
+                await until(
+                    lambda: sum(len(e.seen) for e in yard.engines) == 4, "all to be at an engine"
+                )
+                # Spread by load: two each. The first replica is stopped with two of them unanswered.
+                assert [len(e.seen) for e in yard.engines] == [2, 2]
+                await yard.replica(yard.engines[0], "r-1", "stopped")
+                await yard.engines[1].until_seen(4)
+                yard.engines[1].gate.set()
+                answers = await asyncio.gather(*asked)
+            assert {a.status_code for a in answers} == {200}
+            assert yard.engines[0].finished == 0
+            await until(lambda: yard.engines[0].running == 0, "the engine's requests to be closed")
+
+    run(story())
+
+
+def test_inv_1_requests_of_the_only_replica_wait_for_its_successor(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            first, second = await yard.engine(), await yard.engine()
+            first.gate.clear()
+            await yard.replica(first, "r-1")
+            await yard.activation("ready", replica="r-1")
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat()))
+                await first.until_seen(1)
+                await yard.replica(first, "r-1", "parked")
+                # Nobody serves it now: it is asked for again, at the revision that was seen.
+                assert (await yard.wish()).rev == 1
+                await yard.replica(second, "r-2")
+                answer = await asked
+            assert answer.status_code == 200
+            assert (len(first.seen), len(second.seen)) == (1, 1)
+
+    run(story())
+
+
+def test_scn_a11_an_engine_that_does_not_know_the_launch_never_answers_its_clients(
+    tmp_path: Path,
+) -> None:
+    """Engine A died and its port was taken by engine B: B says 401, and the request goes elsewhere."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await two_engines(yard)
+            stranger = yard.engines[0]
+            stranger.key = "the key of another launch"
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                for _ in range(6):
+                    answer = await client.post(PATH, json=chat())
+                    assert answer.status_code == 200
+            assert stranger.seen == []
+            assert stranger.unauthorized >= 1
+            assert len(yard.engines[1].seen) == 6
+
+    run(story())
+
+
+def test_a_401_is_never_passed_on_even_when_there_is_nobody_else(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            await yard.replica(engine, has_key=True)
+            await yard.activation("ready", replica="r-1")
+            engine.key = "the key of another launch"
+            gateway = await yard.gateway(no_decision_s=0.4)
+            async with yard.client(gateway) as client:
+                answer = await client.post(PATH, json=chat())
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "yard_unavailable"
+            assert "Invalid API Key" not in answer.text
+
+    run(story())
+
+
+def test_a_dead_endpoint_is_left_out_until_it_answers_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await two_engines(yard)
+            dead = yard.engines[0]
+            port = dead.port
+            await dead.kill()
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                for _ in range(4):
+                    assert (await client.post(PATH, json=chat())).status_code == 200
+                assert len(yard.engines[1].seen) == 4
+                await dead.start(port)
+                await until(lambda: not gateway.gateway.ejected, "its own probe to pass")
+                dead.gate.clear()
+                yard.engines[1].gate.clear()
+                asked = [asyncio.create_task(client.post(PATH, json=chat())) for _ in range(2)]
+                await dead.until_seen(1)
+                dead.gate.set()
+                yard.engines[1].gate.set()
+                assert {a.status_code for a in await asyncio.gather(*asked)} == {200}
+
+    run(story())
+
+
+def test_scn_b9_before_the_first_byte_a_broken_request_is_served_by_another_replica(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await two_engines(yard)
+            for engine in yard.engines:
+                engine.gate.clear()
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = [asyncio.create_task(client.post(PATH, json=chat())) for _ in range(2)]
+                await yard.engines[0].until_seen(1)
+                await yard.engines[0].kill()
+                yard.engines[1].gate.set()
+                answers = await asyncio.gather(*asked)
+            assert {a.status_code for a in answers} == {200}
+            assert len(yard.engines[1].seen) == 2
+
+    run(story())
+
+
+def test_a_request_that_breaks_two_engines_is_not_tried_on_a_third(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            for n in range(3):
+                engine = await yard.engine(drop_next=1)
+                await yard.replica(engine, f"r-{n}")
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                answer = await client.post(PATH, json=chat())
+            assert answer.status_code == 502
+            assert answer.json()["error"]["code"] == "engine_error"
+            assert answer.headers["x-should-retry"] == "true"
+            assert sum(len(e.seen) for e in yard.engines) == 2
+
+    run(story())
+
+
+def test_one_dropped_request_on_the_only_replica_is_sent_again_once_it_answers_a_probe(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine(drop_next=1)
+            await yard.replica(engine)
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                answer = await client.post(PATH, json=chat())
+            assert answer.status_code == 200
+            assert len(engine.seen) == 2
+            assert engine.probes >= 1
+            # It was there all the time: nobody was asked to start it.
+            assert await yard.activates() == []
+
+    run(story())
+
+
+def test_a_crash_of_the_only_replica_is_waited_out(tmp_path: Path) -> None:
+    """kill -9 of the engine: requests without a byte wait for the next launch, the stream ends with a frame."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine(tokens=1000, pace_s=0.01)
+            await yard.replica(engine)
+            await yard.activation("ready", replica="r-1")
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                async with client.stream("POST", PATH, json=chat(stream=True)) as streamed:
+                    lines = streamed.aiter_lines()
+                    async for line in lines:
+                        if line.startswith("data: "):
+                            break
+                    engine.gate.clear()
+                    quiet = asyncio.create_task(client.post(PATH, json=chat()))
+                    await engine.until_seen(2)
+                    await engine.kill()
+                    await yard.replica(None, "r-1", "failed", was_ready=True, last_line="killed")
+                    rest = [line async for line in lines if line.startswith("data: ")]
+                frame = json.loads(rest[-1].removeprefix("data: "))
+                assert frame["error"]["code"] == "engine_error"
+                assert "data: [DONE]" not in rest
+                # A crash of a served replica is no failed start: its waiter stays.
+                await yard.activation("loading", replica="r-2", since=datetime.now(UTC))
+                successor = await yard.engine()
+                await yard.replica(successor, "r-2")
+                answer = await quiet
+            assert answer.status_code == 200
+
+    run(story())
+
+
+def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            old, new = await yard.engine(), await yard.engine()
+            old.gate.clear()
+            await yard.replica(old, "r-1")
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                running = asyncio.create_task(client.post(PATH, json=chat()))
+                await old.until_seen(1)
+                seq = await yard.replica(old, "r-1", "draining")
+                await yard.replica(new, "r-2")
+                await yard.applied(gateway, seq + 1)
+                assert (await client.post(PATH, json=chat())).status_code == 200
+                assert len(new.seen) == 1
+                # The drain is confirmed with a position behind the event, and what still runs.
+                await until(
+                    lambda: any(
+                        b.position >= seq and b.inflight == {"r-1": 1} for b in yard.beacons
+                    ),
+                    "the beacon that confirms the drain",
+                )
+                old.gate.set()
+                assert (await running).status_code == 200
+                await until(
+                    lambda: yard.beacons[-1].position >= seq and not yard.beacons[-1].inflight,
+                    "the beacon that ends the drain",
+                )
+
+    run(story())
+
+
+def test_scn_b8_a_client_that_leaves_closes_the_engines_request(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            engine.gate.clear()
+            await yard.replica(engine)
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat()))
+                await engine.until_seen(1)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+                await until(lambda: engine.aborted == 1, "the engine to be left", timeout_s=1.0)
+                await until(
+                    lambda: not gateway.gateway.usage.by_replica, "the count to be given back"
+                )
+
+    run(story())
