@@ -125,19 +125,37 @@ def read_part(folder: str, offset: int | None, max_bytes: int) -> Part:
 
     An offset that was dropped already gives the oldest bytes there are; one beyond the end none.
     """
-    while True:
-        before = _base(folder)
-        current = _whole(folder, LOG)
-        old = _whole(folder, OLD)
-        # The writer turned the log over while we read: what we hold may not fit together.
-        if _base(folder) == before:
-            break
-    first = before - len(old)
-    stream = old + (current or b"")
-    end = first + len(stream)
-    begin = end - max_bytes if offset is None else offset
-    begin = min(max(begin, first), end)
-    return Part(stream[begin - first : begin - first + max_bytes], begin, end)
+    with contextlib.ExitStack() as opened:
+        while True:
+            base = _base(folder)
+            current, old = _open(folder, LOG, opened), _open(folder, OLD, opened)
+            # The writer turned the log over while we opened: what we hold may not fit together.
+            if _base(folder) == base:
+                break
+        old_size, size = _size(old), _size(current)
+        first, end = base - old_size, base + size
+        begin = end - max_bytes if offset is None else offset
+        begin = min(max(begin, first), end)
+        content = b""
+        if begin < base:
+            content = os.pread(old, min(max_bytes, base - begin), begin - first)
+        if len(content) < max_bytes and begin + len(content) >= base and size:
+            content += os.pread(current, max_bytes - len(content), begin + len(content) - base)
+        return Part(content, begin, max(end, begin + len(content)))
+
+
+def _open(folder: str, name: str, opened: contextlib.ExitStack) -> int:
+    """The file for reading, -1 when it is not there; closed with `opened`."""
+    try:
+        file = os.open(os.path.join(folder, name), os.O_RDONLY)
+    except OSError:
+        return -1
+    opened.callback(os.close, file)
+    return file
+
+
+def _size(file: int) -> int:
+    return os.fstat(file).st_size if file >= 0 else 0
 
 
 def write_whole(folder: str, name: str, content: bytes) -> None:
@@ -154,14 +172,7 @@ def write_whole(folder: str, name: str, content: bytes) -> None:
 
 def _base(folder: str) -> int:
     try:
-        return int(_whole(folder, BASE) or b"0")
-    except ValueError:
+        with open(os.path.join(folder, BASE), "rb") as file:
+            return int(file.read() or b"0")
+    except (OSError, ValueError):
         return 0
-
-
-def _whole(folder: str, name: str) -> bytes:
-    try:
-        with open(os.path.join(folder, name), "rb") as file:
-            return file.read()
-    except OSError:
-        return b""

@@ -535,12 +535,17 @@ class Launcher:
             launcher_alive=running is not None and self._locked(self._root / replica),
         )
 
+    def _left(self, replica: str) -> tuple[processes.Process, ...]:
+        """As `_members`, but nobody only when two looks found nobody: a process that forks and ends
+        in the middle of a look hides both itself and its child from it."""
+        return self._members(replica) or self._members(replica)
+
     async def _kill(self, launch: _Launch) -> bool:
         """SIGKILL until nobody is left or 5 s have passed; whether there was anybody to kill."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _AFTER_KILL_S
         anybody = False
-        while members := await asyncio.to_thread(self._members, launch.replica):
+        while members := await asyncio.to_thread(self._left, launch.replica):
             anybody = True
             self._signal(members, signal.SIGKILL)
             if loop.time() > deadline:
@@ -555,12 +560,12 @@ class Launcher:
 
     async def _sweep(self, launch: _Launch) -> None:
         """Ends a launch whose launcher is gone without a word: kills what it left, once."""
-        members = await asyncio.to_thread(self._members, launch.replica)
+        members = await asyncio.to_thread(self._left, launch.replica)
         deadline = asyncio.get_running_loop().time() + _AFTER_KILL_S
         while members and asyncio.get_running_loop().time() < deadline:
             self._signal(members, signal.SIGKILL)
             await asyncio.sleep(0.02)
-            members = await asyncio.to_thread(self._members, launch.replica)
+            members = await asyncio.to_thread(self._left, launch.replica)
         self._finish(launch, self._lost(launch, tuple(process.pid for process in members)))
 
     def _lost(self, launch: _Launch, survivors: tuple[int, ...]) -> Ended:

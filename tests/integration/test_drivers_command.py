@@ -85,7 +85,11 @@ def test_scn_a14_a_command_s_grandchild_goes_with_it(tmp_path: Path) -> None:
             start = prepare(fork_grandchild=2, memory_mib=32)
             await begin(made, start)
             await answers(start)
-            assert len(await made.survivors("r-1")) == 2
+
+            async def both() -> bool:
+                return len(await made.survivors("r-1")) == 2
+
+            await until(both, "the engine and its grandchild")
             assert await made.memory_bytes("r-1") > 32 << 20
             result = await made.stop("r-1", 0.2)
             assert (result.survivors, result.killed) == ((), True)
