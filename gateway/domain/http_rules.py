@@ -49,6 +49,7 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
 
 _NOT_TO_CLIENT: Final = HOP_BY_HOP | {
     b"content-length",
+    b"date",  # the gateway says its own
     b"x-request-id",
     b"set-cookie",  # engines share one origin at the gateway
     b"alt-svc",
@@ -108,8 +109,22 @@ def _length(values: list[bytes]) -> int | FramingRefused:
     return int(value)
 
 
-def request_framing(headers: HeaderList, version: str) -> int | FramingRefused:
-    """How the body of a request ends.
+class HeadFacts(Struct, frozen=True, kw_only=True):
+    """What one look over a message's headers says about the message and its connection.
+
+    `framing` as above. `keep_alive`: the sender leaves the connection open behind it. `hosts`: how
+    often Host was given. `expect`: the value of Expect. `sse`: the body is a stream of events.
+    """
+
+    framing: int
+    keep_alive: bool
+    hosts: int = 0
+    expect: bytes | None = None
+    sse: bool = False
+
+
+def request_facts(headers: HeaderList, version: str) -> HeadFacts | FramingRefused:
+    """How the body of a request ends, and what else its head asks for.
 
     1. Transfer-Encoding beside Content-Length, or given twice, or anything but plain `chunked`, or
        on HTTP/1.0: refused. 2. `chunked`: CHUNKED. 3. one plain Content-Length: that, 0 is NO_BODY.
@@ -117,11 +132,21 @@ def request_framing(headers: HeaderList, version: str) -> int | FramingRefused:
     """
     lengths: list[bytes] = []
     encodings: list[bytes] = []
+    keep_alive = version == "1.1"
+    hosts = 0
+    expect: bytes | None = None
     for name, value in headers:
         if name == b"content-length":
             lengths.append(value)
         elif name == b"transfer-encoding":
             encodings.append(value)
+        elif name == b"host":
+            hosts += 1
+        elif name == b"connection":
+            keep_alive = _keeps_alive(value, keep_alive)
+        elif name == b"expect":
+            expect = value
+    framing: int | FramingRefused = NO_BODY  # 4
     if encodings:  # 1
         if lengths:
             return FramingRefused(reason="Transfer-Encoding and Content-Length exclude each other")
@@ -129,49 +154,58 @@ def request_framing(headers: HeaderList, version: str) -> int | FramingRefused:
             return FramingRefused(reason="the only Transfer-Encoding understood is `chunked`")
         if version != "1.1":
             return FramingRefused(reason="Transfer-Encoding needs HTTP/1.1")
-        return CHUNKED  # 2
-    if lengths:
-        return _length(lengths)  # 3
-    return NO_BODY  # 4
+        framing = CHUNKED  # 2
+    elif lengths:
+        framing = _length(lengths)  # 3
+        if isinstance(framing, FramingRefused):
+            return framing
+    return HeadFacts(framing=framing, keep_alive=keep_alive, hosts=hosts, expect=expect)
 
 
-def response_framing(method: str, status: int, headers: HeaderList) -> int | FramingRefused:
-    """How the body of an engine's answer ends.
+def response_facts(
+    method: str, status: int, version: str, headers: HeaderList
+) -> HeadFacts | FramingRefused:
+    """How the body of an engine's answer ends, and whether the connection stays usable.
 
-    1. HEAD, 204, 304 (and 1xx): NO_BODY whatever the headers say. 2. both framings or an unknown
-    Transfer-Encoding: refused. 3. `chunked`. 4. a Content-Length. 5. neither: UNTIL_CLOSE.
+    1. both framings, two of one kind or an unknown Transfer-Encoding: refused. 2. HEAD, 204, 304
+    and 1xx: NO_BODY whatever the headers say. 3. `chunked`. 4. a Content-Length. 5. neither:
+    UNTIL_CLOSE.
     """
-    if method == "HEAD" or status in (204, 304) or status < 200:  # 1
-        return NO_BODY
     lengths: list[bytes] = []
     encodings: list[bytes] = []
+    keep_alive = version == "1.1"
+    sse = False
     for name, value in headers:
         if name == b"content-length":
             lengths.append(value)
         elif name == b"transfer-encoding":
             encodings.append(value)
+        elif name == b"content-type":
+            sse = value[:17].lower() == b"text/event-stream"
+        elif name == b"connection":
+            keep_alive = _keeps_alive(value, keep_alive)
+    framing: int | FramingRefused = UNTIL_CLOSE  # 5
     if encodings:
-        if lengths:  # 2
+        if lengths:  # 1
             return FramingRefused(reason="Transfer-Encoding and Content-Length exclude each other")
         if len(encodings) > 1 or encodings[0].strip().lower() != b"chunked":
             return FramingRefused(reason="an unknown Transfer-Encoding")
-        return CHUNKED  # 3
-    if lengths:
-        return _length(lengths)  # 4
-    return UNTIL_CLOSE  # 5
+        framing = CHUNKED  # 3
+    elif lengths:
+        framing = _length(lengths)  # 4
+        if isinstance(framing, FramingRefused):
+            return framing
+    if method == "HEAD" or status in (204, 304) or status < 200:  # 2
+        framing = NO_BODY
+    return HeadFacts(framing=framing, keep_alive=keep_alive, sse=sse)
 
 
-def keeps_alive(version: str, headers: HeaderList) -> bool:
-    """Whether the sender of this message leaves the connection open after it."""
-    keep = version == "1.1"
-    for name, value in headers:
-        if name == b"connection":
-            tokens = value.lower()
-            if b"close" in tokens:
-                return False
-            if b"keep-alive" in tokens:
-                keep = True
-    return keep
+def _keeps_alive(connection: bytes, keep_alive: bool) -> bool:
+    """What a Connection header makes of the version's default; `close` wins over everything."""
+    tokens = [token.strip() for token in connection.lower().split(b",")]
+    if b"close" in tokens:
+        return False
+    return keep_alive or b"keep-alive" in tokens
 
 
 def split_target(target: bytes) -> tuple[str, bytes] | None:
@@ -197,13 +231,16 @@ def split_target(target: bytes) -> tuple[str, bytes] | None:
         return None
 
 
+_NOTHING: Final[frozenset[bytes]] = frozenset()
+
+
 def _connection_named(headers: HeaderList) -> frozenset[bytes]:
     """Header names the sender's Connection header declares to be for this hop only."""
-    named: set[bytes] = set()
+    named: frozenset[bytes] = _NOTHING
     for name, value in headers:
-        if name == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(named - {b"close", b"keep-alive", b""})
+        if name == b"connection" and value not in (b"keep-alive", b"close", b"Keep-Alive"):
+            named |= {token.strip().lower() for token in value.split(b",")}
+    return named
 
 
 def engine_request_headers(
@@ -244,14 +281,6 @@ def client_response_headers(engine: HeaderList, *, sse: bool) -> list[tuple[byte
     if sse:
         out.extend(SSE_HEADERS)
     return out
-
-
-def is_sse(headers: HeaderList) -> bool:
-    """Whether a body is a stream of server-sent events."""
-    for name, value in headers:
-        if name == b"content-type":
-            return value[:17].lower() == b"text/event-stream"
-    return False
 
 
 def render_head(status: int, headers: HeaderList) -> bytes:

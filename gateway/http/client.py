@@ -5,18 +5,21 @@ already. Everything else is raised; where a request goes next is the routing's d
 """
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.domain.http_rules import HeaderList, check_header
+from gateway.domain.http_rules import HeaderList
 from gateway.http.bodies import BodySource
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
+
+_TARGET: Final = re.compile(r"/[!-~]*")
 
 INLINE_BODY: Final = 256 * 1024
 """A body up to this goes out with its head in one write."""
@@ -115,10 +118,10 @@ class EngineClient:
         source: BodySource | None,
     ) -> EngineResponse:
         try:
-            connection.start(exchange, method, head + inline, whole=source is None)
+            answer = connection.start(exchange, method, head + inline, whole=source is None)
             if source is not None:
                 await _send_body(connection, source)
-            return await connection.head()
+            return await answer
         except BaseException:
             # Also on cancellation: an engine that goes on computing for nobody is what we prevent.
             exchange.bind(None)
@@ -153,14 +156,10 @@ def _render(
 
     Raises ValueError for a target or header that would split the head.
     """
-    if not target.isascii() or not target.startswith("/") or not target.isprintable():
-        raise ValueError(f"not a request target: {target!r}")
-    if " " in target:
+    if _TARGET.fullmatch(target) is None:
         raise ValueError(f"not a request target: {target!r}")
     lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target.encode("ascii")), host]
-    for name, value in headers:
-        check_header(name, value)
-        lines.append(b"%b: %b" % (name, value))
+    lines.extend([b"%b: %b" % header for header in headers])
     inline = b""
     source: BodySource | None = None
     if isinstance(body, bytes):
@@ -177,8 +176,12 @@ def _render(
         lines.append(b"content-length: %d" % (source.length or 0))
     elif inline or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
         lines.append(b"content-length: %d" % len(inline))
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines), inline, source
+    head = b"\r\n".join(lines)
+    # One look over the whole: a value with a line end in it would begin a second request.
+    joints = len(lines) - 1
+    if head.count(b"\n") != joints or head.count(b"\r") != joints:
+        raise ValueError("a header of the request holds a line end")
+    return head + b"\r\n\r\n", inline, source
 
 
 class _Pool:

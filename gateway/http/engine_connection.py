@@ -20,14 +20,13 @@ from gateway.http.limits import ClientLimits
 
 
 class _HeadReader:
-    """Collects what httptools reports of one response head."""
+    """Collects what httptools reports of one response head; no cycle with its parser."""
 
-    __slots__ = ("complete", "items", "parser")
+    __slots__ = ("complete", "items")
 
     def __init__(self) -> None:
         self.items: list[tuple[bytes, bytes]] = []
         self.complete = False
-        self.parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.items.append((name.lower(), value))
@@ -74,20 +73,26 @@ class EngineConnection(asyncio.Protocol):
 
     # -- one exchange --------------------------------------------------------------------------
 
-    def start(self, exchange: Exchange, method: str, block: bytes, *, whole: bool) -> None:
-        """Writes the head of a request; `whole` says that `block` holds all of its body too."""
+    def start(
+        self, exchange: Exchange, method: str, block: bytes, *, whole: bool
+    ) -> "asyncio.Future[EngineResponse]":
+        """Writes the head of a request; `whole` says that `block` holds all of its body too.
+
+        The future is the answer once its head is complete.
+        """
         assert self._transport is not None
         assert self._exchange is None
         self._exchange = exchange
         self._method = method
         self._request_sent = whole
-        self._head_waiter = self.loop.create_future()
+        waiter = self._head_waiter = self.loop.create_future()
         exchange.reused = self.served > 0
         exchange.bind(self._abort)
         self._transport.write(block)
         exchange.wrote(self.loop.time())
         if self._limits.read_timeout_s is not None:
             self._arm()
+        return waiter
 
     async def send(self, block: bytes) -> bool:
         """Writes more of the request's body; False when the engine has answered or gone already."""
@@ -104,11 +109,6 @@ class EngineConnection(asyncio.Protocol):
     def sent(self) -> None:
         """The whole body was written: the connection can be kept afterwards."""
         self._request_sent = True
-
-    async def head(self) -> EngineResponse:
-        """The answer once its head is complete."""
-        assert self._head_waiter is not None
-        return await self._head_waiter
 
     @property
     def saw_nothing(self) -> bool:
@@ -218,8 +218,9 @@ class EngineConnection(asyncio.Protocol):
                 if head is None:
                     return
                 reader = _HeadReader()
+                parser = httptools.HttpResponseParser(reader)
                 try:
-                    reader.parser.feed_data(head)
+                    parser.feed_data(head)
                 except httptools.HttpParserUpgrade:
                     pass
                 except httptools.HttpParserError:
@@ -228,13 +229,13 @@ class EngineConnection(asyncio.Protocol):
                     raise BadEngineAnswer("the head of the engine's answer is incomplete")
                 if len(reader.items) > self._limits.head_count:
                     raise BadEngineAnswer("the head of the engine's answer has too many headers")
-                status = reader.parser.get_status_code()
+                status = parser.get_status_code()
                 if status >= 200:
                     break
                 if status == 101:
                     raise BadEngineAnswer("the engine switched protocols without being asked")
                 self._head = rest
-            self._respond(reader, status, rest)
+            self._respond(reader.items, status, parser.get_http_version(), rest)
         except BadEngineAnswer as problem:
             self._fail(problem)
 
@@ -250,22 +251,25 @@ class EngineConnection(asyncio.Protocol):
             raise BadEngineAnswer("the engine's answer is not HTTP/1.1")
         return (None, b"") if end < 0 else (data[: end + 4], data[end + 4 :])
 
-    def _respond(self, reader: _HeadReader, status: int, rest: bytes) -> None:
+    def _respond(
+        self, items: list[tuple[bytes, bytes]], status: int, version: str, rest: bytes
+    ) -> None:
         assert self._exchange is not None
         assert self._head_waiter is not None
-        items = reader.items
-        framing = http_rules.response_framing(self._method, status, items)
-        if isinstance(framing, FramingRefused):
-            raise BadEngineAnswer(f"the engine's answer is ambiguous: {framing.reason}")
-        self._keep_alive = http_rules.keeps_alive(reader.parser.get_http_version(), items)
+        facts = http_rules.response_facts(self._method, status, version, items)
+        if isinstance(facts, FramingRefused):
+            raise BadEngineAnswer(f"the engine's answer is ambiguous: {facts.reason}")
+        self._keep_alive = facts.keep_alive
         self._exchange.head_at = self.loop.time()
         waiter = self._head_waiter
         if waiter.done():  # cancelled: close() is on its way
             self.close()
             return
-        response = EngineResponse(self, self._exchange, status, Headers(items), framing)
+        response = EngineResponse(
+            self, self._exchange, status, Headers(items), facts.framing, facts.sse
+        )
         self._response = response
-        if framing == NO_BODY:
+        if facts.framing == NO_BODY:
             response.end_at_head(surplus=bool(rest))
         elif rest:
             response.feed(rest)

@@ -62,6 +62,7 @@ class EngineResponse:
         "exchange",
         "framing",
         "headers",
+        "sse",
         "status",
         "surplus",
     )
@@ -73,12 +74,15 @@ class EngineResponse:
         status: int,
         headers: Headers,
         framing: int,
+        sse: bool,
     ) -> None:
         self._connection = connection
         self.exchange = exchange
         self.status = status
         self.headers = headers
         self.framing = framing
+        self.sse = sse
+        """The body is a stream of server-sent events."""
         self._chunks = ChunkedBody() if framing == CHUNKED else None
         self._left = max(framing, 0)
         self._buffer: list[bytes] = []
@@ -178,6 +182,16 @@ class EngineResponse:
         blocks, self._buffer = self._buffer, []
         self._buffered = 0
         return blocks
+
+    def take_whole(self) -> bytes | None:
+        """The body when it has a length and arrived in one piece already, which is then consumed."""
+        if len(self._buffer) != 1 or len(self._buffer[0]) != self.framing:
+            return None
+        block = self._buffer.pop()
+        self._buffered = 0
+        self._left = 0
+        self._end(surplus=False)
+        return block
 
     async def raw(self) -> list[bytes]:
         """Raw blocks as soon as there are any; empty when the end of a close-delimited body was met.

@@ -253,8 +253,7 @@ class Responder:
             fields.append((b"transfer-encoding", b"chunked"))
         elif framing == UNTIL_CLOSE:
             self._wire.close_after()
-        if not any(name == b"date" for name, _ in headers):
-            fields.append((b"date", self._wire.date()))
+        fields.append((b"date", self._wire.date()))
         if self._wire.will_close():
             fields.append((b"connection", b"close"))
         elif self.version == "1.0":

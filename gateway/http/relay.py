@@ -75,15 +75,39 @@ async def relay(
     before_first_byte: Callable[[], None] | None = None,
 ) -> Relayed:
     """Relays `response`; see Responder.relay for the contract."""
-    sse = http_rules.is_sse(response.headers.items)
     try:
-        if response.status >= 400 and not sse and response.framing != NO_BODY:
+        if response.status >= 400 and not response.sse and response.framing != NO_BODY:
             return await _relay_error(client, response, headers, before_first_byte)
-        relaying = _Relay(client, response, headers, sse, model, before_first_byte)
-        return await relaying.run()
+        if model is None and (body := response.take_whole()) is not None:
+            return _relay_whole(client, response, body, headers, before_first_byte)
+        return await _Relay(client, response, headers, model, before_first_byte).run()
     finally:
+        if not response.ended:
+            response.abort()
         client.flow_to(None)
-        response.abort()
+
+
+def _relay_whole(
+    client: ClientSide,
+    response: EngineResponse,
+    body: bytes,
+    headers: HeaderList,
+    before_first_byte: Callable[[], None] | None,
+) -> Relayed:
+    """An answer that arrived in one piece, as most that are no stream: nothing to wait for."""
+    out = http_rules.client_response_headers(response.headers.items, sse=response.sse)
+    if before_first_byte is not None:
+        before_first_byte()
+    client.put(client.begin(response.status, [*out, *headers], response.framing) + body)
+    client.end(reusable=True)
+    now = client.loop.time()
+    return Relayed(
+        status=response.status,
+        complete=True,
+        sent_bytes=len(body),
+        first_byte_at=now,
+        last_byte_at=now,
+    )
 
 
 async def _relay_error(
@@ -133,10 +157,10 @@ class _Relay:
         client: ClientSide,
         response: EngineResponse,
         headers: HeaderList,
-        sse: bool,
         model: str | None,
         before_first_byte: Callable[[], None] | None,
     ) -> None:
+        sse = response.sse
         self.client = client
         self.response = response
         self.headers = headers
@@ -163,7 +187,6 @@ class _Relay:
         self.outcome: Relayed | None = None
         self.failure: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
-        self.sse_headers = sse
 
     async def run(self) -> Relayed:
         response = self.response
@@ -261,7 +284,7 @@ class _Relay:
         if self.before_first_byte is not None:
             self.before_first_byte()
         items = self.response.headers.items
-        out = http_rules.client_response_headers(items, sse=self.sse_headers)
+        out = http_rules.client_response_headers(items, sse=self.response.sse)
         if self.headers:
             out.extend(self.headers)
         if self.framing == NO_BODY and self.response.status not in (204, 304):
