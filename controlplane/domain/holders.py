@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from controlplane.domain.index import Holder, Planned, Room
 from controlplane.domain.scene import Scene
+from schemas.activation import PENDING_PHASES
 from schemas.replica import Replica
 
 
@@ -80,7 +81,9 @@ def protected_until(scene: Scene, planned: Planned, waited_s: float) -> datetime
         return True
     until: datetime | None = None
     for activation in scene.activations_of(replica.model):
-        if activation.phase == "ready" and not activation.answered:  # 2
+        # A pending one has not followed its replica yet: its waiters were just woken.
+        is_awaited = activation.phase in PENDING_PHASES
+        if is_awaited or (activation.phase == "ready" and not activation.answered):  # 2
             return True
         if activation.hold_until is not None and activation.hold_until > scene.now:  # 3
             until = activation.hold_until

@@ -115,7 +115,7 @@ class StepIndex:
         self._plans: dict[str, Plan] = {}
         self._model_of: dict[str, str] = {}
         self._cards_of: dict[str, tuple[CardKey, ...]] = {}
-        self._given: dict[CardKey, datetime] = {}
+        self._replicas_on: dict[CardKey, set[str]] = {}
         self._rooms: dict[CardKey, Room] = {}
         self._revisions: dict[tuple[str, str], str] = {}
 
@@ -201,7 +201,6 @@ class StepIndex:
             self.items_of.setdefault(item.launch.model, {})[replica] = planned
             for card in item.cards:
                 self.on_card.setdefault((node, card), {})[replica] = planned
-                self._was_given((node, card), item.decided_at)
             self._forget_rooms(planned)
             self.dirty.add(item.launch.model)
         if plan is None:
@@ -215,14 +214,15 @@ class StepIndex:
             if model is not None:
                 self.replicas_of.get(model, set()).discard(id_)
                 self.dirty.add(model)
+            for card in self._cards_of.get(id_, ()):
+                self._replicas_on[card].discard(id_)
         else:
             self._model_of[id_] = replica.model
             self.replicas_of.setdefault(replica.model, set()).add(id_)
             self._cards_of[id_] = tuple((replica.node, card) for card in replica.cards)
             self.dirty.add(replica.model)
-            if replica.started_at is not None:
-                for card in self._cards_of[id_]:
-                    self._was_given(card, replica.started_at)
+            for card in self._cards_of[id_]:
+                self._replicas_on.setdefault(card, set()).add(id_)
         for card in self._cards_of.get(id_, ()):
             self._rooms.pop(card, None)
         planned = self.items.get(id_)
@@ -230,10 +230,14 @@ class StepIndex:
             self._forget_rooms(planned)
             self.dirty.add(planned.item.launch.model)
 
-    def _was_given(self, card: CardKey, at: datetime) -> None:
-        before = self._given.get(card)
-        if before is None or before < at:
-            self._given[card] = at
+    def _given_at(self, world: World, card: CardKey) -> datetime | None:
+        """When the card was last given: to a replica still known, or by an item still planned."""
+        times = [planned.item.decided_at for planned in self.on_card.get(card, {}).values()]
+        for id_ in self._replicas_on.get(card, ()):
+            started_at = world.replicas[id_].started_at
+            if started_at is not None:
+                times.append(started_at)
+        return max(times, default=None)
 
     def _forget_rooms(self, planned: Planned) -> None:
         for card in planned.item.cards:
@@ -268,7 +272,7 @@ class StepIndex:
             rev=card.rev if card is not None else 0,
             holders=holders,
             exclusive=any(_is_exclusive(world, holder.planned) for holder in holders),
-            given_at=self._given.get(key),
+            given_at=self._given_at(world, key),
         )
         self._rooms[key] = known
         return known

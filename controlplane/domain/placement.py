@@ -148,7 +148,7 @@ def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Ve
                 )
     ranked = sorted((f for f in found if f.rank is not None), key=lambda f: f.key)
     best = ranked[0] if ranked else None
-    report = _report(scene, found, best)
+    report = _report(scene, found, None if best is None or best.rank == 5 else best)
     if best is None:  # 5
         return NoRoom(report=report)
     if best.rank in (2, 3):  # 3
@@ -171,8 +171,7 @@ def _wait(ranked: list[_Found], report: PlacementReport) -> Wait:
     Once somebody is leaving a card for this demand only that card is claimed: the others stay open.
     """
     best = ranked[0]
-    assert best.draining is not None
-    if best.rank == 4:
+    if best.rank == 4 and best.draining is not None:
         return Wait(
             victims=tuple(v.planned for v in best.draining.victims),
             waiting_for=(
@@ -185,8 +184,8 @@ def _wait(ranked: list[_Found], report: PlacementReport) -> Wait:
     looks = [f.draining.look_at for f in ranked if f.draining and f.draining.look_at]
     return Wait(
         victims=(),
-        waiting_for=best.draining.keepers,
-        claimed=frozenset((f.room.node, f.room.card) for f in ranked),
+        waiting_for=best.draining.keepers if best.draining is not None else (),
+        claimed=frozenset((f.room.node, f.room.card) for f in ranked if f.group != "refused"),
         report=report,
         look_at=min(looks, default=None),
     )
@@ -231,7 +230,15 @@ def _judge(
         if same and scene.hold(planned) not in ("ended", "stopping"):
             return no("running", f"{room.card}: {planned.item.replica} runs there already")
     if key in refused:
-        return no("refused", f"{room.card}: its agent refused; nothing changed there since")
+        # Not counted out for good: the demand waits until that agent's card changes.
+        return _Found(
+            profile=profile,
+            room=room,
+            needed_bytes=needed,
+            rank=5,
+            group="refused",
+            reason=f"{room.card}: its agent refused; nothing changed there since",
+        )
     failed = record.has_failed_on(known, profile.name, room.node, room.card)
     shares = not profile.exclusive and not room.exclusive
     fits = room.free_bytes >= needed
@@ -388,8 +395,9 @@ def _candidate(found: _Found) -> Candidate:
 
 
 def sentence(report: PlacementReport) -> str:
-    """The reasons of a report for a person: the nearest misses, in one line."""
-    reasons = [miss.reason for miss in report.misses if miss.reason]
+    """The reasons of a report for a person, in one line: of the card chosen, or of the nearest misses."""
+    nearest = [report.chosen] if report.chosen is not None else report.misses
+    reasons = [candidate.reason for candidate in nearest if candidate.reason]
     if not reasons:
         return "there is no card"
     return "; ".join(dict.fromkeys(reasons))

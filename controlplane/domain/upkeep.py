@@ -325,7 +325,7 @@ def _lifted(scene: Scene, model: Model | None, known: Record | None) -> Decision
 
 def _followed(scene: Scene, model: Model | None, held: Held) -> Decision | None:
     """6. Demand that has a replica is as far as that replica is; demand without one is wanted."""
-    if model is None:
+    if model is None or is_off(model):
         return None
     for activation in scene.activations_of(model.name):
         if activation.incarnation != model.incarnation or activation.phase == "idle":

@@ -20,6 +20,7 @@ from controlplane.domain.decision import (
     Ids,
     Live,
     ReplicaLive,
+    Step,
 )
 from controlplane.domain.index import StepIndex
 from controlplane.domain.world import World
@@ -89,8 +90,9 @@ def model(
     )
 
 
-def counting_ids() -> Ids:
-    counts = {"r": 0, "d": 0, "i": 0}
+def counting_ids(counts: dict[str, int] | None = None) -> Ids:
+    """Ids counted up in `counts`, which a test may copy to see the same ids again."""
+    counts = counts if counts is not None else {"r": 0, "d": 0, "i": 0}
 
     def mint(kind: str) -> Callable[[], str]:
         def one() -> str:
@@ -129,7 +131,7 @@ class Yard:
     settings: ControlplaneSettings = SETTINGS
     now: datetime = T0
     world: World = field(default_factory=World)
-    ids: Ids = field(default_factory=counting_ids)
+    counts: dict[str, int] = field(default_factory=lambda: {"r": 0, "d": 0, "i": 0})
     index: StepIndex | None = field(default_factory=StepIndex)
     engines: dict[str, Engine] = field(default_factory=dict)
     gateways: list[str] = field(default_factory=lambda: ["gw1"])
@@ -148,6 +150,7 @@ class Yard:
     decisions: list[Decision] = field(default_factory=list)
     log: list[Recorded] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
+    compares: bool = False
     _seq: int = 0
     _command_seq: int = 0
 
@@ -360,22 +363,39 @@ class Yard:
 
     # -- the leader
 
-    def step(self) -> step.Step:
+    def step(self) -> Step:
         return step.next_decision(
             self.world,
             self.live(),
             tuple(self.pending),
             self.now,
-            self.ids,
+            counting_ids(self.counts),
             self.settings,
             self.index,
+        )
+
+    def step_afresh(self) -> Step:
+        """What a leader without any memory would answer now, with the ids the next step will mint."""
+        return step.next_decision(
+            self.world,
+            self.live(),
+            tuple(self.pending),
+            self.now,
+            counting_ids(dict(self.counts)),
+            self.settings,
         )
 
     def settle(self, bound: int = 60) -> list[Decision]:
         """Lets the leader decide until it has nothing left to do; fails when it does not come to rest."""
         made: list[Decision] = []
         for _ in range(bound):
+            afresh = self.step_afresh() if self.compares else None
             answer = self.step()
+            if afresh is not None:
+                assert afresh.decision == answer.decision, (
+                    f"a new leader would decide otherwise: {afresh.decision} not {answer.decision}"
+                )
+                assert afresh.consumed == answer.consumed
             if answer.consumed is not None:
                 self.pending.remove(answer.consumed)
             if answer.decision is not None:
@@ -540,6 +560,12 @@ class Yard:
                     replace(card, rev=card.rev + 1, leases=rest),
                     CardReleased(holder=replica.id, memory_bytes=held[0].memory_bytes),
                 )
+
+    def accept_again(self, *names: str) -> None:
+        """What the agents refused for is over: each of their cards changes with it."""
+        self.refuses -= set(names)
+        for card in list(self.world.cards.values()):
+            self._card(replace(card, rev=card.rev + 1), CardMeasured(used_bytes=0))
 
     def stop_agent(self, node: str) -> None:
         state = self.world.nodes[node]

@@ -1,6 +1,12 @@
 """The whole way of a demand through the leader's decisions, on the simulated yard."""
 
-from tests.support.worlds import model, yard
+from datetime import timedelta
+
+import msgspec
+
+from schemas.commands import ModelActivate
+from schemas.model import ModelChanged
+from tests.support.worlds import SETTINGS, Yard, model, profile, yard
 
 
 def test_req_a2_a_request_loads_the_model_and_idle_time_gives_its_memory_back() -> None:
@@ -19,3 +25,203 @@ def test_req_a2_a_request_loads_the_model_and_idle_time_gives_its_memory_back() 
     y.until(lambda: y.phase("a") == "idle", 70)
     y.until(lambda: not y.items(), 5)
     assert y.world.cards[("n1", "gpu0")].leases == ()
+
+
+def test_scn_a1_the_first_client_leaves_and_the_second_is_served_by_the_same_load() -> None:
+    y = yard().add(model("a"))
+    y.request("a")
+    y.advance(1)
+    y.waiting["a"].clear()
+    y.request("a")
+    y.until(lambda: y.answered, 10)
+    assert y.started("a") == 1
+
+
+def test_req_a19_a_client_that_leaves_does_not_cancel_the_load() -> None:
+    y = yard().add(model("a"))
+    y.request("a")
+    y.turn()
+    y.waiting["a"].clear()
+    y.until(lambda: y.ready("a"), 10)
+
+
+def test_scn_a3_a_long_stream_ends_by_itself_before_another_model_takes_the_room() -> None:
+    y = yard().add(model("a", 6), model("b", 6))
+    y.request("a", stream_s=1)
+    y.until(lambda: y.answered, 10)
+    y.advance(15)
+    y.request("a", stream_s=30)
+    ended = y.now + timedelta(seconds=30)
+    y.request("b")
+    y.until(lambda: y.ready("b"), 40)
+    assert y.now >= ended
+    assert not any(s.model == "a" for s in y.streams)
+    assert y.started("b") == 1
+
+
+def test_scn_a4_with_room_for_one_every_load_serves_somebody() -> None:
+    y = yard().add(model("a", 6), model("b", 6))
+    requests = 0
+    for turn in range(40):
+        y.request("ab"[turn % 2])
+        requests += 1
+        y.advance(3)
+    y.until(lambda: not any(y.waiting.values()), 120, "everybody is answered")
+    assert len(y.answered) == requests
+    loads = y.started("a") + y.started("b")
+    assert 2 <= loads <= requests
+    for item in y.log:
+        if item.type == "replica.starting":
+            assert any(replica == item.key[1] for _, _, replica in y.answered)
+
+
+def test_scn_a5_a_replica_that_just_became_ready_answers_before_it_makes_room() -> None:
+    y = Yard(settings=msgspec.structs.replace(SETTINGS, min_residency_s=0)).node()
+    y.add(model("a", 6), model("b", 6))
+    y.request("a")
+    y.turn()
+    y.until(lambda: y.world.replicas and next(iter(y.world.replicas.values())).started_at, 5)
+    y.engine("a").load_s = 2
+    while not y.ready("a"):
+        y.now += timedelta(seconds=1)
+        y.settle()
+        y.act()
+    y.request("b")
+    y.settle()
+    [(_, item)] = y.items("a")
+    assert item.stop is None, "not before its first waiter was answered"
+    y.traffic()
+    y.turn()
+    assert [m for _, m, _ in y.answered] == ["a"]
+    y.until(lambda: y.ready("b"), 20)
+
+
+def test_scn_a6_a_loading_replica_is_used_capacity_and_no_victim() -> None:
+    y = yard().add(model("a", 6), model("b", 6))
+    y.engine("a").load_s = 100
+    y.request("a")
+    y.advance(1)
+    y.request("b")
+    y.advance(50)
+    [(_, item)] = y.items("a")
+    assert item.stop is None
+    assert y.items("b") == []
+    assert y.phase("b") == "waiting"
+    y.until(lambda: len(y.answered) == 2, 120)
+    assert [m for _, m, _ in y.answered] == ["a", "b"]
+
+
+def test_scn_a7_three_cold_models_with_room_for_one_are_served_in_order_of_arrival() -> None:
+    y = yard().add(model("c", 6), model("b", 6), model("a", 6))
+    for name in "bca":
+        y.request(name)
+        y.advance(0.5)
+    y.until(lambda: len(y.answered) == 3, 120)
+    assert [m for _, m, _ in y.answered] == ["b", "c", "a"]
+    assert y.refused == []
+
+
+def test_scn_a8_an_engine_that_always_crashes_is_started_at_most_four_times_a_minute() -> None:
+    y = yard().add(model("bad"), model("good"))
+    y.engine("bad").fails = 1000
+    y.engine("bad").last_line = "CUDA error: no kernel image"
+    seen: list[float] = []
+    for _ in range(60):
+        y.request("bad")
+        y.advance(1)
+        if y.phase("bad") == "refused":
+            retry_at = y.activation("bad").retry_at
+            assert retry_at is not None
+            seen.append((retry_at - y.activation("bad").since).total_seconds())
+    assert 2 <= y.started("bad") <= 4
+    assert seen == sorted(seen), "it grows"
+    assert seen[0] < seen[-1]
+    assert y.activation("bad").reason == "CUDA error: no kernel image"
+    assert {code for _, _, code in y.refused} == {"start_failed"}
+    y.request("good")
+    y.until(lambda: y.ready("good"), 10)
+
+
+def test_scn_a9_a_start_that_took_too_long_is_tried_again_after_its_cooldown() -> None:
+    y = yard().add(model("a"))
+    y.engine("a").fails = 1
+    y.request("a")
+    y.until(lambda: y.phase("a") == "refused", 10)
+    y.advance(16)
+    assert y.request("a") == "waits"
+    y.until(lambda: y.ready("a"), 10)
+    assert y.world.records["a"].failures == ()
+
+
+def test_scn_a13_a_generation_longer_than_the_idle_timeout_is_not_stopped() -> None:
+    y = yard().add(model("a", idle_s=10))
+    y.request("a", stream_s=0.5)
+    y.until(lambda: y.ready("a"), 10)
+    y.request("a", stream_s=30)
+    y.advance(30)
+    assert y.phase("a") == "ready"
+    y.advance(9)
+    assert y.phase("a") == "ready", "its clock starts at the last byte"
+    y.until(lambda: y.phase("a") == "idle", 3)
+
+
+def test_scn_a15_an_edit_starts_the_new_revision_beside_the_old_one_and_drains_it() -> None:
+    y = yard().add(model("a", 2), model("other", 1))
+    for name in ("a", "other"):
+        y.request(name)
+    y.until(lambda: y.ready("a") and y.ready("other"), 10)
+    y.advance(2)
+    [old] = y.ready("a")
+    other = y.ready("other")
+    edited = model("a", profiles=[profile(gib=2, args=("--ctx-size", "4096"))])
+    y.append("model", ("a",), ModelChanged(by="test", fields=("profiles",)), edited)
+    y.settle()
+    revisions = [item.launch.revision for _, item in y.items("a")]
+    assert len(revisions) == len(set(revisions)) == 2
+    assert all(item.stop is None for _, item in y.items("a")), "the old one serves meanwhile"
+    y.until(lambda: y.ready("a") not in ([], [old]), 10)
+    y.until(lambda: len(y.items("a")) == 1, 10)
+    assert y.items("a")[0][1].replica != old
+    assert y.ready("other") == other
+    assert y.started("other") == 1
+    assert y.activation("a").replica == y.items("a")[0][1].replica
+
+
+def test_scn_a15_without_room_for_both_the_old_revision_drains_first() -> None:
+    y = yard().add(model("a", 6))
+    y.request("a")
+    y.until(lambda: y.answered, 10)
+    y.advance(2)
+    [old] = y.ready("a")
+    edited = model("a", profiles=[profile(gib=6, args=("--ctx-size", "4096"))])
+    y.append("model", ("a",), ModelChanged(by="test", fields=("profiles",)), edited)
+    y.until(lambda: y.ready("a") not in ([], [old]), 20)
+    assert len(y.items("a")) == 1
+    assert y.started("a") == 2
+
+
+def test_inv_4_fifty_requests_on_two_gateways_are_one_load() -> None:
+    y = yard().add(model("a"))
+    y.gateways = ["gw1", "gw2"]
+    for n in range(50):
+        y.send(ModelActivate(model="a", rev=0), actor="gateway", id_=f"x-{n}")
+    y.waiting["a"] = [y.now] * 50
+    y.until(lambda: len(y.answered) == 50, 10)
+    assert y.started("a") == 1
+
+
+def test_inv_11_requests_for_a_quarantined_and_an_unknown_model_leave_the_log_alone() -> None:
+    y = yard().add(model("bad"), model("off", maximum=0))
+    y.engine("bad").fails = 1000
+    while y.world.records.get("bad") is None or y.record("bad").quarantined is None:
+        y.request("bad")
+        y.advance(5, by=5)
+    y.advance(2)
+    before = len(y.log)
+    for n in range(600):
+        for name in ("bad", "unknown", "off"):
+            y.send(ModelActivate(model=name, rev=n), actor="gateway", id_=f"{name}-{n}")
+        y.settle(bound=10)
+        y.now += timedelta(seconds=0.1)
+    assert len(y.log) - before <= 3
+    assert y.activation("bad").code == "model_quarantined"

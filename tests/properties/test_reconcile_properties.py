@@ -1,0 +1,203 @@
+"""Whole stories of a yard: whatever happens, decisions make progress, come to rest and keep the rules."""
+
+from datetime import timedelta
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from controlplane.domain.index import StepIndex
+from schemas.commands import ModelLoad, ModelUnload, NodeCordon, NodeUncordon
+from schemas.model import ModelChanged, Scaling
+from schemas.replica import TERMINAL_PHASES
+from tests.support.worlds import Yard, model, profile
+
+NAMES = ("a", "b", "c")
+
+
+class Stories(RuleBasedStateMachine):
+    """Requests, edits, commands, crashes, refusals and silences in any order, then peace."""
+
+    @initialize(
+        sizes=st.lists(st.sampled_from([1, 3, 6, 20]), min_size=3, max_size=3),
+        minimums=st.lists(st.sampled_from([0, 0, 0, 1]), min_size=3, max_size=3),
+        maximums=st.lists(st.sampled_from([0, 1, 1, 2]), min_size=3, max_size=3),
+        nodes=st.sampled_from([1, 1, 3]),
+        cards=st.sampled_from([1, 2]),
+    )
+    def begin(
+        self,
+        sizes: list[int],
+        minimums: list[int],
+        maximums: list[int],
+        nodes: int,
+        cards: int,
+    ) -> None:
+        self.yard = Yard(compares=True)
+        for n in range(nodes):
+            self.yard.node(f"n{n}", {f"gpu{c}": 8 for c in range(cards)})
+        for name, gib, low, high in zip(NAMES, sizes, minimums, maximums, strict=True):
+            self.yard.add(model(name, gib, minimum=min(low, high), maximum=high, idle_s=30))
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES), stream_s=st.sampled_from([0.5, 5.0, 90.0]))
+    def request(self, name: str, stream_s: float) -> None:
+        self.yard.request(name, stream_s=stream_s)
+        self.yard.turn()
+
+    @rule(seconds=st.sampled_from([1, 5, 20]))
+    def time_passes(self, seconds: int) -> None:
+        self.yard.advance(seconds, by=1)
+
+    @rule(seconds=st.sampled_from([100, 2000]))
+    def much_time_passes(self, seconds: int) -> None:
+        self.yard.advance(seconds, by=seconds / 20)
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6))
+    def starts_will_fail(self, name: str, count: int) -> None:
+        self.yard.engine(name).fails = count
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_engine_crashes(self, name: str) -> None:
+        for id_ in self.yard.ready(name)[:1]:
+            self.yard.fail(id_)
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES), gib=st.sampled_from([1.0, 5.0]))
+    def it_is_measured(self, name: str, gib: float) -> None:
+        self.yard.engine(name).measured_bytes = int(gib * 1024**3)
+
+    @rule(name=st.sampled_from(NAMES), tokens=st.sampled_from(["1", "2"]), low=st.integers(0, 2))
+    def an_entry_changes(self, name: str, tokens: str, low: int) -> None:
+        before = self.yard.world.models[name]
+        gib = before.profiles[0].memory_bytes / 1024**3
+        after = model(
+            name,
+            profiles=[profile(gib=gib, args=("--ctx-size", tokens))],
+            minimum=low,
+            maximum=max(low, 1),
+            idle_s=30,
+        )
+        if after != before:
+            self.yard.append("model", (name,), ModelChanged(by="t", fields=("profiles",)), after)
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES))
+    def it_is_switched_off(self, name: str) -> None:
+        before = self.yard.world.models[name]
+        after = model(name, profiles=before.profiles, minimum=0, maximum=0)
+        assert after.scaling == Scaling(min=0, max=0, idle_timeout_s=60)
+        self.yard.append("model", (name,), ModelChanged(by="t", fields=("scaling",)), after)
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES), for_s=st.sampled_from([None, 60.0]))
+    def load(self, name: str, for_s: float | None) -> None:
+        self.yard.do(ModelLoad(model=name, for_s=for_s))
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES), force=st.booleans())
+    def unload(self, name: str, force: bool) -> None:
+        self.yard.do(ModelUnload(model=name, force=force))
+        self.yard.turn()
+
+    @rule(cordon=st.booleans())
+    def cordon(self, cordon: bool) -> None:
+        self.yard.do(NodeCordon(node="n0") if cordon else NodeUncordon(node="n0"))
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES))
+    def agents_refuse(self, name: str) -> None:
+        if name in self.yard.refuses:
+            self.yard.accept_again(name)
+        else:
+            self.yard.refuses.add(name)
+
+    @rule(silent=st.booleans())
+    def a_node_falls_silent(self, silent: bool) -> None:
+        if silent:
+            self.yard.fall_silent("n0")
+        else:
+            self.yard.speak_again("n0")
+        self.yard.turn()
+
+    @rule()
+    def another_leader_takes_over(self) -> None:
+        """Nothing but the log is left of the last one, and the beacons begin anew."""
+        self.yard.index = StepIndex()
+        self.yard.leading_since = self.yard.now
+        self.yard.turn()
+
+    @invariant()
+    def no_card_gives_more_than_it_has(self) -> None:
+        if not hasattr(self, "yard"):
+            return
+        for card in self.yard.world.cards.values():
+            assert sum(lease.memory_bytes for lease in card.leases) <= card.memory_bytes
+
+    @invariant()
+    def no_plan_promises_more_than_the_card_has(self) -> None:
+        if not hasattr(self, "yard"):
+            return
+        for (node, id_), card in self.yard.world.cards.items():
+            planned = sum(
+                item.memory_bytes
+                for where, item in self.yard.items()
+                if where == node and id_ in item.cards and not self._is_over(item.replica)
+            )
+            assert planned <= card.memory_bytes
+
+    @invariant()
+    def one_load_at_a_time_and_one_replica_per_card_and_revision(self) -> None:
+        if not hasattr(self, "yard"):
+            return
+        places: set[tuple[str, tuple[str, ...], str, str]] = set()
+        for node, item in self.yard.items():
+            if item.stop is not None or self._is_over(item.replica):
+                continue
+            place = (node, item.cards, item.launch.model, item.launch.revision)
+            assert place not in places
+            places.add(place)
+
+    @invariant()
+    def an_off_model_has_nothing_running_but_what_drains(self) -> None:
+        if not hasattr(self, "yard"):
+            return
+        for node, item in self.yard.items():
+            entry = self.yard.world.models[item.launch.model]
+            if entry.scaling.max == 0:
+                assert item.stop is not None or self._is_over(item.replica), node
+
+    def _is_over(self, id_: str) -> bool:
+        replica = self.yard.world.replicas.get(id_)
+        return replica is not None and replica.phase in TERMINAL_PHASES
+
+    def teardown(self) -> None:
+        """Peace: everything works, nobody asks. All waiters are answered, nothing idle stays."""
+        if not hasattr(self, "yard"):
+            return
+        y = self.yard
+        y.accept_again(*NAMES)
+        for engine in y.engines.values():
+            engine.fails = 0
+        y.speak_again("n0")
+        y.do(NodeUncordon(node="n0"))
+        y.advance(400, by=4)
+        y.advance(4000, by=100)
+        y.advance(200, by=4)
+        assert not any(y.waiting.values()), (y.waiting, y.tail(20))
+        for name in NAMES:
+            entry = y.world.models[name]
+            items = [item for _, item in y.items(name)]
+            fits = entry.profiles[0].memory_bytes <= 8 * 1024**3
+            assert len(items) <= entry.scaling.min, (name, y.tail(20))
+            if entry.scaling.max == 0:
+                assert items == []
+            assert fits or items == [] or y.engine(name).measured_bytes
+        before = len(y.log)
+        y.now += timedelta(seconds=1)
+        assert y.settle() == []
+        assert len(y.log) == before
+
+
+TestStories = Stories.TestCase
+TestStories.settings = hypothesis_settings(max_examples=25, stateful_step_count=25)
