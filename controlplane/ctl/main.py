@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,11 +110,18 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def _version() -> str:
+    try:
+        return metadata.version("modelyard")
+    except metadata.PackageNotFoundError:
+        return "of a folder that was not installed"
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--data", type=click.Path(path_type=Path), help="Data folder (YARD_DATA).")
 @click.option("--nats", metavar="URL", help="Address of NATS (YARD_NATS).")
 @click.option("--api", metavar="URL", help="Address of the control plane's API (YARD_API).")
-@click.version_option(package_name="modelyard", prog_name="yardctl")
+@click.version_option(version=_version(), prog_name="yardctl")
 @click.pass_context
 def cli(context: click.Context, data: Path | None, nats: str | None, api: str | None) -> None:
     """Runs and watches a yard: models in a catalog, loaded when asked for.
@@ -484,7 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except SystemExit as error:
-        return error.code if isinstance(error.code, int) else EXIT_FAILED
+        answer = error.code if isinstance(error.code, int) else EXIT_FAILED
     except BrokenPipeError:
         # Whoever read us has enough. Python would complain once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -496,6 +504,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = type(error).__name__
         line = f"this is a fault of yardctl ({kind}: {error}); YARD_TRACEBACK=1 shows where"
         return _complain((line,), EXIT_FAILED)
+    # A group without arguments prints its help and answers 2, which here would mean "rejected".
+    if answer == 2:
+        return EXIT_USAGE
     return answer if isinstance(answer, int) else EXIT_DONE
 
 
