@@ -15,7 +15,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig, ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
+from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryParameter
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
@@ -37,11 +37,11 @@ LONGEST_WAIT_S: Final = 60.0
 
 MinSeq = Annotated[
     int | None,
-    Parameter(query="min_seq", ge=0, description="Answer only when this sequence is applied."),
+    QueryParameter(ge=0, description="Answer only when this sequence is applied."),
 ]
 Wait = Annotated[
     str | None,
-    Parameter(query="wait", description="How long to wait for min_seq, as 5s; 60s at most."),
+    QueryParameter(description="How long to wait for min_seq, as 5s; 60s at most."),
 ]
 
 
@@ -208,7 +208,7 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
         responses={200: ResponseSpec(data_container=kind.one, generate_examples=False)},
     )
     async def one(
-        key: Annotated[str, Parameter(description=kind.id_help)],
+        key: Annotated[str, PathParameter(description=kind.id_help)],
         min_seq: MinSeq = None,
         wait: Wait = None,
     ) -> Response[bytes]:
@@ -237,14 +237,14 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
     )
     async def events(
         request: Request[Any, Any, Any],
-        subject: list[str] | None = None,
-        type_: Annotated[list[str] | None, Parameter(query="type")] = None,
-        model: str | None = None,
-        from_seq: int | None = None,
-        since: str | None = None,
-        state: bool = False,
-        follow: bool = True,
-        last_event_id: Annotated[str | None, Parameter(header="Last-Event-ID")] = None,
+        subject: FromQuery[list[str] | None] = None,
+        type_: Annotated[list[str] | None, QueryParameter(name="type")] = None,
+        model: FromQuery[str | None] = None,
+        from_seq: FromQuery[int | None] = None,
+        since: FromQuery[str | None] = None,
+        from_state: Annotated[bool, QueryParameter(name="state")] = False,
+        follow: FromQuery[bool] = True,
+        last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID")] = None,
     ) -> Stream:
         sse = "text/event-stream" in request.headers.get("accept", "")
         query = parse_query(
@@ -253,7 +253,7 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
             model=model,
             from_seq=from_seq,
             since=since,
-            state=state,
+            state=from_state,
             follow=follow,
             last_event_id=last_event_id,
             prefix=prefix,

@@ -128,31 +128,9 @@ class ControlPlane:
         host = host.strip("[]")
         listener = _listen(host, int(port))
         self.port = listener.getsockname()[1]
-        await self.model.open()
-        application = build_api(
-            model=self.model,
-            streams=self._streams,
-            metrics=self.metrics,
-            doctor=self.doctor,
-            prefix=self._prefix,
-        )
-        server = _Server(
-            uvicorn.Config(
-                Guard(
-                    application,
-                    token=self._token,
-                    known=Known(host, self._settings.allowed_hosts),
-                    metrics=self.metrics,
-                ),
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-            )
-        )
         try:
+            await self.model.open()
+            server = self._server(host)
             async with asyncio.TaskGroup() as tasks:
                 work = [
                     tasks.create_task(self.leader.run(), name="leader"),
@@ -171,7 +149,34 @@ class ControlPlane:
                     task.cancel()
         finally:
             listener.close()
+            # The database has a thread of its own that would keep the process alive.
             await self.model.close()
+
+    def _server(self, host: str) -> _Server:
+        application = build_api(
+            model=self.model,
+            streams=self._streams,
+            metrics=self.metrics,
+            doctor=self.doctor,
+            prefix=self._prefix,
+        )
+        guard = Guard(
+            application,
+            token=self._token,
+            known=Known(host, self._settings.allowed_hosts),
+            metrics=self.metrics,
+        )
+        return _Server(
+            uvicorn.Config(
+                guard,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:
