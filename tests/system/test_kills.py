@@ -93,7 +93,9 @@ def test_inv_6_nats_control_plane_and_agent_may_die_under_load(tmp_path: Path) -
 def test_inv_6_an_engine_that_dies_comes_back_and_streams_end_with_an_error(tmp_path: Path) -> None:
     async def story() -> None:
         async with system_yard(tmp_path) as yard:
-            await yard.add(scripted_model("frail", "--load-s", "0.5", "--token-s", "0.02"))
+            await yard.add(
+                scripted_model("frail", "--load-s", "0.5", "--pace-s", "0.02", "--tokens", "10")
+            )
             engine = await load_model(yard, "frail")
             async with Loop(yard.gateway(), "frail") as loop:
                 await loop.more_answers(20)

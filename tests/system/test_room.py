@@ -25,7 +25,7 @@ def test_scn_a3_a_long_stream_finishes_before_its_card_goes_to_another(tmp_path:
     async def story() -> None:
         async with system_yard(tmp_path, settings=ONE_CARD) as yard:
             await yard.add(
-                on_card("a", "--load-s", "0.1", "--token-s", "0.05"),
+                on_card("a", "--load-s", "0.1", "--pace-s", "0.05", "--tokens", "60"),
                 on_card("b", "--load-s", "0.1"),
             )
             async with client(yard.gateway()) as http:

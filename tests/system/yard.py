@@ -99,9 +99,7 @@ class SystemYard:
             try:
                 await asyncio.wait_for(self._changed.wait(), max(left, 0.001))
             except TimeoutError:
-                seen = [
-                    f"{e.seq} {e.type} {e.key}" for e in self.events
-                ]
+                seen = [f"{e.seq} {e.type} {e.key}" for e in self.events]
                 raise AssertionError(
                     f"waited {timeout_s} s for {short_type} after {after}; seen:\n"
                     + "\n".join(seen[-60:])
