@@ -264,7 +264,12 @@ class Table:
         before = self.models.pop(name, None)
         for alias in () if before is None else before.model.aliases:
             # An alias that moved to another model in the same batch belongs to that one now.
-            if self.aliases.get(alias) == name:
+            if self.aliases.get(alias) != name:
+                continue
+            claims = [e for e in self.models.values() if alias in e.model.aliases]
+            if claims:
+                self.aliases[alias] = max(claims, key=lambda e: e.seq).model.name
+            else:
                 del self.aliases[alias]
         self._routable.pop(name, None)
 

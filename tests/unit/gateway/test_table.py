@@ -178,3 +178,13 @@ def test_when_a_record_was_cleared_is_remembered() -> None:
     table.apply(story.cleared())
     table.apply(story.record())
     assert table.records["m"].cleared_seq == 3
+
+
+def test_an_alias_two_models_claimed_goes_back_to_the_one_that_is_left() -> None:
+    story = Story()
+    table = folded(
+        story.model("a", aliases=("x",)), story.model("b", aliases=("x",)), story.model_gone("b")
+    )
+    model = table.model("x")
+    assert model is not None
+    assert model.name == "a"

@@ -1,0 +1,71 @@
+"""A snapshot gives the table back that it was taken of."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.domain.snapshot import BadSnapshot, decode, encode, restore, take
+from gateway.domain.table import Table
+from gateway.snapshot import read_snapshot, write_snapshot
+from schemas.model import Scaling
+from tests.support.gateway_world import Story, folded
+
+
+def a_table() -> Table:
+    story = Story()
+    return folded(
+        story.model(aliases=("x",)),
+        story.model("b", scaling=Scaling(min=1, max=2)),
+        story.replica("r-1"),
+        story.replica("r-2", "starting", model="b"),
+        story.activation("loading", model="b"),
+        story.activation_gone(),
+        story.record(),
+        story.cleared(),
+        story.node(reach="unreachable"),
+    )
+
+
+def test_what_is_restored_is_what_was_taken() -> None:
+    table = a_table()
+    again = restore(decode(encode(take(table, stream_id="s", stream_created="c"))))
+    for name in ("position", "models", "aliases", "activations", "records", "replicas"):
+        assert getattr(again, name) == getattr(table, name), name
+    assert again.nodestates == table.nodestates
+    assert [r.id for r in again.routable("m")] == ["r-1"]
+    assert again.activation("m").rev == 1
+    assert again.records["m"].cleared_seq == 8
+
+
+def test_equal_tables_give_equal_files() -> None:
+    one = encode(take(a_table(), stream_id="s", stream_created="c"))
+    assert one == encode(take(a_table(), stream_id="s", stream_created="c"))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b'{"format": 1}', b"\xff", b'{"format":2,"stream_id":"s"}']
+)
+def test_another_file_is_no_snapshot(raw: bytes) -> None:
+    with pytest.raises(BadSnapshot):
+        decode(raw)
+
+
+def test_a_snapshot_of_another_format_says_which() -> None:
+    snapshot = take(a_table(), stream_id="s", stream_created="c")
+    raw = encode(snapshot).replace(b'"format":1', b'"format":2')
+    with pytest.raises(BadSnapshot, match="format 2, this program reads 1"):
+        decode(raw)
+
+
+def test_the_file_is_replaced_whole_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "gateway" / "gw" / "routes.json"
+    assert read_snapshot(path) is None
+    first = take(a_table(), stream_id="s", stream_created="c")
+    write_snapshot(path, first)
+    assert read_snapshot(path) == first
+    second = take(Table(), stream_id="s2", stream_created="c")
+    write_snapshot(path, second)
+    assert read_snapshot(path) == second
+    assert [p.name for p in path.parent.iterdir()] == ["routes.json"]
+    path.write_bytes(b"junk")
+    assert read_snapshot(path) is None
