@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from nodeagent.books import Books
 from nodeagent.domain.adoption import Found, fate, remembered
 from nodeagent.domain.assignments import Held
@@ -126,7 +128,9 @@ class Inheritance:
             case "keep":
                 assert isinstance(process, Running)
                 self._kept.add(name)
-                self._books.note(held)
+                # The agent before may have died before it knew the pid.
+                replica = replace(held.replica, pid=process.pid)
+                self._books.note(replace(held, replica=replica))
                 LOG.info("replica adopted", extra={"replica": name, "pid": process.pid})
                 self._fleet.supervise(Supervisor(self._tools, name, running=process))
             case "launch":

@@ -6,7 +6,10 @@ what runs: that is `domain/assignments.py`, and when a drain is over is `domain/
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -381,7 +384,7 @@ class Supervisor:
     async def _end(self, reason: str) -> None:
         """Stops the process, says so, and gives the memory back when it is back."""
         before = await self._t.processes.memory_bytes(self._name)
-        result = await self._t.processes.stop(self._name, self._t.grace_s)
+        result = await self._stop(self._t.grace_s)
         held = self._held
         largest = max(before, held.replica.measured_memory_bytes or 0) or None
         replica = replace(
@@ -409,7 +412,7 @@ class Supervisor:
         held = replace(held, replica=replica)
         survivors = ended.survivors or await self._t.processes.survivors(self._name)
         if survivors:
-            survivors = (await self._t.processes.stop(self._name, self._t.grace_s)).survivors
+            survivors = (await self._stop(self._t.grace_s)).survivors
         if survivors:
             await self._survived(held, survivors)
             return
@@ -426,7 +429,7 @@ class Supervisor:
     async def _kill(self, held: Held, code: str, reason: str) -> None:
         """Ends a process that is of no use and says why."""
         freed = await self._t.processes.memory_bytes(self._name)
-        result = await self._t.processes.stop(self._name, self._t.grace_s)
+        result = await self._stop(self._t.grace_s)
         held = self._held
         replica = replace(
             held.replica, code=code, last_line=result.last_line, exit_status=result.exit_status
@@ -438,6 +441,19 @@ class Supervisor:
         self._t.books.returning(self._name)
         self._say_failed(held, code, reason)
         await self._give_back(freed)
+
+    async def _stop(self, grace_s: float) -> StopResult:
+        """Ends the process group; also one that carries this launch's id but was begun from another
+        data folder, by an agent that had this node before: it has no other owner now."""
+        try:
+            return await self._t.processes.stop(self._name, grace_s)
+        except LaunchFault:
+            for pid in await self._t.processes.survivors(self._name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(DRAIN_LOOK_S)
+            left = await self._t.processes.survivors(self._name)
+            return StopResult(exit_status=None, survivors=left, killed=True)
 
     async def _survived(self, held: Held, survivors: tuple[int, ...]) -> None:
         """The kill did not reach all of the group: say so and keep the lease."""
@@ -454,7 +470,7 @@ class Supervisor:
         """Kills again until nothing of the group is left; only then does the lease end."""
         freed = held.replica.measured_memory_bytes or 0
         while True:
-            result = await self._t.processes.stop(self._name, 0.0)
+            result = await self._stop(0.0)
             if not result.survivors:
                 break
             await asyncio.sleep(SURVIVORS_RETRY_S)
