@@ -36,13 +36,20 @@ _COLOURS: Final[Mapping[str, str]] = {
 }
 
 
+class _Console(Console):
+    """rich ends the program when a pipe closes; that is for main() to decide."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """Colours and width of the terminal; on a pipe neither."""
-    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    made = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     return (
         made
         if made.is_terminal
-        else Console(
+        else _Console(
             stderr=stderr, highlight=False, markup=False, emoji=False, width=WIDE, color_system=None
         )
     )

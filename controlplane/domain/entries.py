@@ -190,7 +190,8 @@ def _scaling(fields: Fields, problems: list[Problem]) -> Scaling:
 def _profiles(fields: Fields, source: str, problems: list[Problem]) -> tuple[Profile, ...]:
     given = fields.take("profiles")
     if not isinstance(given, list) or not given:
-        got = f", got {shown(cast('object', given))}" if fields.has("profiles") else ""
+        got = ", got an empty list" if given == [] else f", got {shown(cast('object', given))}"
+        got = got if fields.has("profiles") else ""
         fields.refuse("profiles", f"expected a list of at least one profile{got}")
         return ()
     found: list[Profile] = []

@@ -212,7 +212,7 @@ def test_aliases_differ_from_the_name_and_from_each_other() -> None:
         (entry(name=...), "[0].name", "name is missing"),
         (entry(sclaing={}), "[0].sclaing", "there is no field sclaing; did you mean scaling?"),
         (entry(zzz=1), "[0].zzz", "there is no field zzz; known: name, aliases"),
-        (entry(profiles=[]), "[0].profiles", "expected a list of at least one profile"),
+        (entry(profiles=[]), "[0].profiles", "at least one profile, got an empty list"),
         (entry(profiles=...), "[0].profiles", "expected a list of at least one profile"),
         (entry(profiles={"a": 1}), "[0].profiles", "got a mapping"),
         (entry(context_length=0), "[0].context_length", "expected a whole number of at least 1"),
