@@ -38,6 +38,16 @@ _DENIED: Final = re.compile(
 )
 
 
+class _Client(Client):
+    """The library's client, closing the socket of an attempt that failed half-way, which it forgets."""
+
+    async def _connect_to_server(self, s: Any) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+        await super()._connect_to_server(s)
+
+
 class Handle:
     """One subscription, kept over reconnects and rebuilt clients until `close`."""
 
@@ -284,7 +294,7 @@ class Connection:
         self._handles.add(answers)
         attempt = 0
         while not self._closing:
-            client = Client()
+            client = _Client()
             self._client_closed.clear()
             try:
                 await client.connect(

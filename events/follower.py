@@ -82,6 +82,11 @@ class EventFollower:
         """Deletes the consumer."""
         await self._pull.close()
 
+    @property
+    def backlog(self) -> int:
+        """Messages received and not handed over yet; bounded whatever the stream holds."""
+        return self._pull.backlog
+
     async def _reopen(self) -> Batch | None:
         """One attempt to open; a batch when there is something to tell."""
         if not self._pull.connected:

@@ -20,6 +20,7 @@ class TcpProxy:
         self._target = (host, port)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._flowing: dict[Direction, asyncio.Event] = {
@@ -78,6 +79,11 @@ class TcpProxy:
         """Swallows the next chunk for which `when` holds."""
         self._drops[direction].append(when)
 
+    def inject_down(self, payload: bytes) -> None:
+        """Writes bytes to the clients as if the server had."""
+        for writer in self._clients:
+            writer.write(payload)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -101,12 +107,14 @@ class TcpProxy:
             return
         self.accepted += 1
         self._writers |= {writer, far_writer}
+        self._clients.add(writer)
         pumps = [
             asyncio.create_task(self._pump("up", reader, far_writer)),
             asyncio.create_task(self._pump("down", far_reader, writer)),
         ]
         self._tasks |= set(pumps)
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        self._clients.discard(writer)
         for end in (writer, far_writer):
             self._writers.discard(end)
             end.transport.abort()
