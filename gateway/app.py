@@ -118,8 +118,8 @@ async def run_gateway(
             tasks = [group.create_task(follower.run(), name="follower")]
             await _first_table(gateway, prober, path, synced)
             server = await _listen(handler, settings)
+            beating = group.create_task(beacons.run(), name="beacons")
             tasks += [
-                group.create_task(beacons.run(), name="beacons"),
                 group.create_task(snapshots.run(), name="snapshots"),
                 group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
             ]
@@ -137,6 +137,10 @@ async def run_gateway(
                 await _drain(gateway, server, beacons)
             finally:
                 await server.close()
+            # Nothing may follow the last word.
+            beating.cancel()
+            await asyncio.wait([beating])
+            await beacons.leave()
             await snapshots.write_now()
             for task in tasks:
                 task.cancel()
@@ -188,7 +192,7 @@ async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:
 
 
 async def _drain(gateway: Gateway, server: Server, beacons: Beacons) -> None:
-    """New requests are turned away, running and waiting ones get their time, then the last beacon."""
+    """New requests are turned away; running and waiting ones get their time."""
     drain_s = gateway.settings.drain_s
     gateway.draining = True
     beacons.edge(True)
@@ -200,7 +204,6 @@ async def _drain(gateway: Gateway, server: Server, beacons: Beacons) -> None:
     finally:
         dismissal.cancel()
     log.info("gateway drained", extra={"gateway": gateway.id, "cut": cut})
-    await beacons.leave()
 
 
 async def main(service: Service) -> None:
