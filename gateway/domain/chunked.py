@@ -30,11 +30,10 @@ class ChunkError(ValueError):
 class ChunkedBody:
     """The state of one chunked body between two reads.
 
-    `done`: the last chunk and its trailers were seen. `boundary`: offset behind the last complete
-    chunk of the most recent `feed`, -1 when none ended in it.
+    `done`: the last chunk and its trailers were seen.
     """
 
-    __slots__ = ("_left", "_partial", "_state", "_trailers", "boundary", "done")
+    __slots__ = ("_left", "_partial", "_state", "_trailers", "done")
 
     def __init__(self) -> None:
         self._state = _SIZE
@@ -42,20 +41,24 @@ class ChunkedBody:
         self._partial = b""
         self._trailers = 0
         self.done = False
-        self.boundary = -1
 
     @property
     def between_chunks(self) -> bool:
         """Whether all bytes so far end exactly behind a chunk: an extra chunk may be put in here."""
         return self._state == _SIZE and not self._partial
 
-    def feed(self, block: bytes, out: list[bytes] | None = None, start: int = 0) -> int:
-        """Advances over `block` from `start`; returns how far: its length, or less once `done`.
+    def feed(
+        self,
+        block: bytes,
+        out: list[bytes] | None = None,
+        ends: list[tuple[int, int]] | None = None,
+    ) -> int:
+        """Advances over `block`; returns how far: its length, or less once `done`.
 
-        Payload pieces are appended to `out` when it is given. Raises ChunkError.
+        Payload pieces are appended to `out` when it is given, and to `ends`, for every chunk that
+        ended, the offset behind it and how many pieces `out` had then. Raises ChunkError.
         """
-        self.boundary = -1
-        position = start
+        position = 0
         end = len(block)
         while position < end:
             state = self._state
@@ -80,7 +83,9 @@ class ChunkedBody:
                     out.append(block[position:stop])
                 if block[stop : stop + 2] == b"\r\n":  # the usual case in one step
                     self._state = _SIZE
-                    position = self.boundary = stop + 2
+                    position = stop + 2
+                    if ends is not None and out is not None:
+                        ends.append((position, len(out)))
                 else:
                     self._state = _DATA_END
                     self._left = 2
@@ -93,7 +98,8 @@ class ChunkedBody:
                 self._left -= 1
                 if not self._left:
                     self._state = _SIZE
-                    self.boundary = position
+                    if ends is not None and out is not None:
+                        ends.append((position, len(out)))
             elif state == _TRAILERS:
                 position = self._trailer_line(block, position)
             else:
@@ -142,7 +148,6 @@ class ChunkedBody:
         if line == b"\r\n":
             self._state = _DONE
             self.done = True
-            self.boundary = eol + 1
             return eol + 1
         if self._trailers > MAX_TRAILERS or not line.endswith(b"\r\n"):
             raise ChunkError("the trailers are malformed or too long")

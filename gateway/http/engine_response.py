@@ -146,15 +146,21 @@ class EngineResponse:
         """The state of a chunked body, for a relay that must know where an extra chunk may go."""
         return self._chunks
 
-    def advance(self, block: bytes, out: list[bytes] | None = None) -> int:
+    def advance(
+        self,
+        block: bytes,
+        out: list[bytes] | None = None,
+        ends: list[tuple[int, int]] | None = None,
+    ) -> int:
         """Moves the framing over raw `block`; returns how many bytes of it belong to this body.
 
-        Decoded pieces go to `out`. Sets `ended` at the end. Raises BadEngineAnswer.
+        Decoded pieces go to `out`, ends of chunks to `ends` (see ChunkedBody.feed). Sets `ended` at
+        the end. Raises BadEngineAnswer.
         """
         chunks = self._chunks
         if chunks is not None:
             try:
-                used = chunks.feed(block, out)
+                used = chunks.feed(block, out, ends)
             except ChunkError as problem:
                 self._connection.close()
                 raise BadEngineAnswer(

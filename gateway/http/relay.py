@@ -227,16 +227,12 @@ class _Relay:
                 chunks = response.chunks
                 if chunks is not None and chunks.between_chunks:
                     self.tail = b"\n\n"
+                    self.clean = True
                     self._write(block)
                 else:
-                    self._hold(block[:used], -1)
+                    self._hold(block[:used], 0)
             else:
-                out: list[bytes] = []
-                used = response.advance(block, out)
-                if out:
-                    self.tail = (self.tail + out[-1])[-4:] if len(out[-1]) < 4 else out[-1][-4:]
-                chunks = response.chunks
-                self._hold(block[:used], chunks.boundary if chunks is not None else -1)
+                self._whole_events(block)
         except BadEngineAnswer as problem:
             self.on_gone(problem)
             return
@@ -294,29 +290,34 @@ class _Relay:
         self.first_byte_at = self.client.loop.time()
         return self.client.begin(self.response.status, out, self.framing)
 
-    def _hold(self, block: bytes, boundary: int) -> None:
-        """Passes on what ends behind a whole event, keeps the rest until its event is complete.
+    def _whole_events(self, block: bytes) -> None:
+        """A block that does not plainly end behind an event: passes on up to the last one that did.
 
         An engine that dies inside an event must not leave half of one before the error frame.
         """
+        out: list[bytes] = []
+        ends: list[tuple[int, int]] = []
+        used = self.response.advance(block, out, ends)
+        safe = 0
+        for offset, count in reversed(ends):
+            if _tail(self.tail, out[:count]).endswith(_EVENT_END):
+                safe = offset
+                break
+        self.tail = _tail(self.tail, out)
+        self._hold(block[:used], safe)
+
+    def _hold(self, block: bytes, safe: int) -> None:
+        """Writes what was held and `block` up to `safe`; holds the rest, but not without bound."""
         data = self.held + block if self.held else block
-        chunks = self.response.chunks
-        if chunks is not None and chunks.between_chunks and self.tail.endswith(_EVENT_END):
-            self.held = b""
+        cut = len(data) - len(block) + safe if safe else 0
+        if cut:
             self.clean = True
-            self._write(data)
-            return
-        if boundary > 0:
-            cut = len(data) - len(block) + boundary
-            if data[max(0, cut - 8) : cut].endswith(_EVENT_AND_CHUNK_END):
-                self._write(data[:cut])
-                self.clean = True
-                data = data[cut:]
-        if len(data) > MAX_HELD:
+        elif len(data) > MAX_HELD:
+            cut = len(data)
             self.clean = False
-            self._write(data)
-            data = b""
-        self.held = data
+        if cut:
+            self._write(data[:cut])
+        self.held = data[cut:]
 
     def _decoded(self, block: bytes) -> None:
         out: list[bytes] = []
@@ -370,3 +371,10 @@ class _Relay:
     def _wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
+
+
+def _tail(before: bytes, pieces: list[bytes]) -> bytes:
+    """The last four bytes of a payload, of which `before` was the tail so far."""
+    if pieces and len(pieces[-1]) >= 4:
+        return pieces[-1][-4:]
+    return (before + b"".join(pieces))[-4:]
