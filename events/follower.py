@@ -60,7 +60,10 @@ class EventFollower:
         self._open = False
 
     async def next(self) -> Batch:
-        """Waits without a bound for the next batch; see Follower.next."""
+        """Waits without a bound for the next batch; see Follower.next.
+
+        Raises Misconfigured when this user may not read what the filters name.
+        """
         while True:
             if not self._open:
                 batch = await self._reopen()

@@ -1,5 +1,6 @@
 """Creates a yard's streams and brings existing ones up to date, or refuses; it never deletes one."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -24,7 +25,8 @@ from events.transport import Denied, NoAnswer, NoResponders, NotSent
 
 log = logging.getLogger(__name__)
 
-NAME_IN_USE: Final = 10058
+_ROUNDS: Final = 3
+_PAUSE_S: Final = 0.1
 _TIMEOUT_S: Final = 5.0
 
 
@@ -55,8 +57,12 @@ async def ensure_streams(
 async def _ensure(
     connection: Connection, spec: StreamSpec, yard_id: str, schema: int, mint: Callable[[], str]
 ) -> None:
-    """Two rounds: when another instance creates the stream first, its work is compared like any other."""
-    for _ in range(2):
+    """A few rounds: when another instance creates the stream first, its work is compared like any other.
+
+    While it does, the server may also say that there is no room: it counts both attempts.
+    """
+    failure: LogError | None = None
+    for _ in range(_ROUNDS):
         found = await _ask(connection, f"$JS.API.STREAM.INFO.{spec.name}", None)
         if found.error is not None:
             if found.error.err_code != NO_STREAM:
@@ -66,8 +72,8 @@ async def _ensure(
             if made.error is None:
                 log.info("stream created", extra={"stream": spec.name})
                 return
-            if made.error.err_code != NAME_IN_USE:
-                raise _failure(spec, made.error)
+            failure = _failure(spec, made.error)
+            await asyncio.sleep(_PAUSE_S)
             continue
         verdict = compare(spec, found.config, yard_id=yard_id, schema=schema, stream_id=mint())
         fields = {"stream": spec.name, "differences": "; ".join(verdict.differences)}
@@ -83,7 +89,8 @@ async def _ensure(
                     raise _failure(spec, done.error)
                 log.info("stream updated", extra=fields)
         return
-    raise Unavailable(f"{spec.name} is being created by somebody else")
+    assert failure is not None, "every other way out of a round returns or raises"
+    raise failure
 
 
 def _failure(spec: StreamSpec, error: ServerError) -> LogError:

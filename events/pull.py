@@ -21,8 +21,9 @@ from nats.aio.msg import Msg
 
 from events.codec import StoredMessage
 from events.connection import Connection, Handle
+from events.log import Misconfigured
 from events.retry import ServerError, pause_s
-from events.transport import TransportError
+from events.transport import Denied, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +100,17 @@ class StandingPull:
     async def open(self, start_seq: int | None) -> int:
         """Makes the consumer: from `start_seq`, or from the last message per subject for None.
 
-        Returns how many messages are waiting for it. Raises Lost when that failed; `pause` before the next.
+        Returns how many messages are waiting for it. Raises Lost when that failed (`pause` before the
+        next), Misconfigured when this user may not read that.
         """
         await self._discard()
         generation = self._connection.generation
         self.reopened += 1
         try:
             pending = await self._create(start_seq)
+        except Denied as error:
+            await self._discard()
+            raise Misconfigured(str(error)) from error
         except (TransportError, Lost) as error:
             await self._discard()
             raise Lost(str(error)) from error

@@ -532,3 +532,39 @@ def test_a_paused_server_stores_at_most_once(tmp_path: Path) -> None:
         assert len(await everything(stage.other)) == 1
 
     play(tmp_path, scene)
+
+
+def test_log_32_after_every_fault_in_a_row_a_fresh_pass_finds_nothing_to_repair(
+    tmp_path: Path,
+) -> None:
+    async def scene(stage: JetStreamStage) -> None:
+        acknowledged = Acknowledged()
+        async with folding(stage.log) as mine, folding(stage.other, ("yard.evt.model.>",)) as other:
+            writers = [
+                asyncio.create_task(write(stage.log, f"mine{n}", 50, acknowledged, 0.01))
+                for n in range(2)
+            ]
+            writers.append(asyncio.create_task(write(stage.other, "other", 50, acknowledged, 0.01)))
+
+            async def delete_consumers() -> None:
+                for name in await consumers(stage.direct):
+                    await api(stage.direct, f"CONSUMER.DELETE.YARD_EVENTS.{name}")
+
+            async def cut() -> None:
+                stage.proxy.cut_once()
+
+            async def swallow() -> None:
+                stage.proxy.drop_next("down", lambda chunk: b"$JS.ACK" in chunk)
+
+            async def restart() -> None:
+                await asyncio.to_thread(stage.server.restart)
+                await until(lambda: stage.direct.connected, "the other connection")
+
+            for fault in (cut, delete_consumers, swallow, cut, restart, delete_consumers):
+                before = len(acknowledged.events)
+                await until(lambda b=before: len(acknowledged.events) >= b + 8, "more appends")
+                await fault()
+            await asyncio.gather(*writers)
+            await check(stage.other, acknowledged, mine, other)
+
+    play(tmp_path, scene)

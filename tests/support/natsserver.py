@@ -114,6 +114,11 @@ class NatsServer:
         self.kill()
         self.start()
 
+    def reload(self) -> None:
+        """SIGHUP: the server reads its configuration again."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGHUP)
+
     def pause(self) -> None:
         """SIGSTOP."""
         assert self._process is not None
