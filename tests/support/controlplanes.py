@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
+from msgspec import Struct
 
 from controlplane.app import ControlPlane
 from controlplane.candidate import Me
@@ -18,13 +19,18 @@ from controlplane.domain.decision import Change, Decision, Ids, Live, Step
 from controlplane.domain.world import World
 from controlplane.identifiers import new_ids
 from controlplane.leader import NextDecision
+from events.connection import connect
 from events.ids import new_id
-from events.log import EventLog, StoredCommand, Wire
+from events.jetstream import JetStreamLog, JetStreamWire
+from events.log import Appended, Draft, EventLog, Fence, Recorded, StoredCommand, Wire
+from events.provision import ensure_streams
 from events.subjects import event_subject
 from schemas.codes import EXISTS, EXPIRED
 from schemas.commands import Command, ModelAdd, Outcome
+from schemas.messages import SCHEMA
 from schemas.model import Model, ModelAdded
 from schemas.settings import ControlplaneSettings
+from tests.support.natsserver import NatsServer
 
 TOKEN = "the-token"
 FAST = ControlplaneSettings(listen="127.0.0.1:0", leader_silence_s=0.5)
@@ -145,3 +151,71 @@ async def api(
 
 def leads(control: ControlPlane) -> Callable[[], bool]:
     return lambda: control.leader.term is not None
+
+
+class Held:
+    """A log whose batches wait at a gate: the process that makes decisions stands still there.
+
+    Everything else passes, so what was read stays as it was when the gate closed.
+    """
+
+    def __init__(self, inner: EventLog) -> None:
+        self._inner = inner
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = asyncio.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def append_batch(
+        self, drafts: Sequence[Draft], *, epoch: int, fence: Fence | None = None
+    ) -> Appended:
+        if not self.gate.is_set():
+            self.waiting.set()
+            await self.gate.wait()
+        return await self._inner.append_batch(drafts, epoch=epoch, fence=fence)
+
+
+class Mute:
+    """A wire whose beacons can be silenced, as a stalled process silences them."""
+
+    def __init__(self, inner: Wire) -> None:
+        self._inner = inner
+        self.silent = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def beacon(self, kind: str, name: str, body: Struct) -> None:
+        if not self.silent:
+            await self._inner.beacon(kind, name, body)
+
+
+@contextlib.asynccontextmanager
+async def on_server(
+    server: NatsServer, name: str
+) -> AsyncIterator[tuple[JetStreamLog, JetStreamWire]]:
+    """The log and the wire of one process on a real server, its streams made."""
+    connection = await connect(
+        server.settings, name=name, user="", password="", inbox_prefix=f"_INBOX_{name}"
+    )
+    try:
+        await ensure_streams(connection, "yard-of-tests", SCHEMA)
+        yield JetStreamLog(connection, source=f"/cp/{name}"), JetStreamWire(connection)
+    finally:
+        await connection.close()
+
+
+async def history(events: EventLog, *filters: str) -> list[Recorded]:
+    """Every event the log holds of these subjects, in order."""
+    follower = events.follow(filters or ("yard.evt.>",), after=0)
+    found: list[Recorded] = []
+    try:
+        while True:
+            batch = await asyncio.wait_for(follower.next(), 10)
+            found += [item for item in batch.items if isinstance(item, Recorded)]
+            if batch.synced:
+                return found
+    finally:
+        await follower.close()
