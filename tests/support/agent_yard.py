@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from events.ids import utc_now
-from events.log import Broken, Draft, EventLog, Recorded, Wire
+from events.log import Broken, Draft, EventLog, Recorded, Unavailable, Wire
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
@@ -126,16 +126,21 @@ class Hand:
         """Writes a plan of exactly these items; its sequence."""
         self.items = {item.replica: item for item in items}
         self.rev += 1
-        stored = await self.log.append(
-            Draft(
-                subject=event_subject("plan", self.node),
-                event=PlanChanged(),
-                state=Plan(node=self.node, items=items),
-                expected_seq=self.seq,
-                rev=self.rev,
-            ),
-            epoch=1,
+        draft = Draft(
+            subject=event_subject("plan", self.node),
+            event=PlanChanged(),
+            state=Plan(node=self.node, items=items),
+            expected_seq=self.seq,
+            rev=self.rev,
         )
+        async with asyncio.timeout(15):
+            while True:
+                try:
+                    stored = await self.log.append(draft, epoch=1)
+                except Unavailable:  # a server that was just started again
+                    await asyncio.sleep(0.05)
+                else:
+                    break
         self.seq = stored.seqs[0]
         return self.seq
 
