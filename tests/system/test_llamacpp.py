@@ -61,7 +61,9 @@ def test_req_a8_a_real_engine_answers_the_openai_client_and_is_stopped_when_idle
             ready = await yard.event("replica.ready")
             await yard.event("replica.stopped")
             await yard.event("card.released")
-            measured = await yard.event("record.measured")
+            measured = await yard.event(
+                "record.measured", lambda e: e.state.measured[0].memory_bytes > 0
+            )
             assert ready.state.load_s > 0
             assert 50 * 2**20 < measured.state.measured[0].memory_bytes < 2**30
 
