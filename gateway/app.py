@@ -102,6 +102,7 @@ async def run_gateway(
     gateway.on_edge = beacons.edge
     gateway.on_suspect = prober.suspect
     gateway.on_endpoint_gone = client.forget
+    gateway.on_node = prober.nodes_changed
 
     def model_gone(model: str) -> None:
         timelines.forget_model(model)

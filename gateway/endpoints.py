@@ -97,8 +97,10 @@ class Inference:
         gateway = self._gateway
         deadline_s: float | None = None
         unplanned = planned = 0
+        accepted = False
         while True:  # 2
-            decision = gateway.admit(fields.model, path)
+            decision = gateway.admit(fields.model, path, accepted=accepted)
+            accepted = True
             match decision:
                 case Answer():
                     await reply(respond, decision, served)

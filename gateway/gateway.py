@@ -80,7 +80,8 @@ class Ticket:
 class Gateway:
     """The state of one gateway. Others hand it callbacks: `on_demand(key)` when somebody's wait may need
     a wish to be sent, `on_edge(urgent)` when a beacon is due, `on_suspect(replica)` when a replica must
-    be probed before anything is routed there again, `on_model_gone(model)` and
+    be probed before anything is routed there again, `on_node()` when a node's standing changed,
+    `on_model_gone(model)` and
     `on_endpoint_gone(endpoint)` when nothing of them need be kept."""
 
     def __init__(self, gateway_id: str, settings: GatewaySettings, clock: Clock) -> None:
@@ -101,6 +102,7 @@ class Gateway:
         self.on_demand: Callable[[Key], None] = lambda key: None
         self.on_edge: Callable[[bool], None] = lambda urgent: None
         self.on_suspect: Callable[[Replica], None] = lambda replica: None
+        self.on_node: Callable[[], None] = lambda: None
         self.on_model_gone: Callable[[str], None] = lambda model: None
         self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
         self._tickets: dict[int, Ticket] = {}
@@ -110,17 +112,21 @@ class Gateway:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def standing(self) -> Standing:
+    def standing(self, *, draining: bool = False) -> Standing:
         return Standing(
             synced=self.synced,
             connected=self.is_connected(),
-            draining=self.draining,
+            draining=draining,
             ejected=self._ejected_ids,
         )
 
-    def admit(self, name: str, path: str) -> Route | Wait | Answer:
-        """What happens to a request now; nothing is reserved yet."""
-        return admit(self.table, name, path, self.standing(), self.clock.now())
+    def admit(self, name: str, path: str, *, accepted: bool) -> Route | Wait | Answer:
+        """What happens to a request now; nothing is reserved yet.
+
+        `accepted`: it was let in before, so a gateway that ends still serves it.
+        """
+        standing = self.standing(draining=self.draining and not accepted)
+        return admit(self.table, name, path, standing, self.clock.now())
 
     def start(self, route: Route, abort: Callable[[str], None]) -> Run:
         """Chooses a replica of the route and counts the request on it, in one step."""
@@ -195,13 +201,9 @@ class Gateway:
 
     def suspect(self, replica: Replica, loss: Loss) -> None:
         """Routes nothing to this replica until a probe passed: it refused, broke or was another launch."""
-        table = self.table
-        if (
-            table is None
-            or table.replicas.get(replica.id) != replica
-            or not table.may_route(replica)
-        ):
-            return
+        known = None if self.table is None else self.table.replicas.get(replica.id)
+        if known is None or known.endpoint != replica.endpoint:
+            return  # The log knows already that this launch is over.
         if replica.id not in self.ejected:
             self.ejected[replica.id] = loss
             self._ejected_ids = frozenset(self.ejected)
@@ -270,6 +272,7 @@ class Gateway:
                         self._forget_model(model)
                 case NodeTouched():
                     touched.update(dict.fromkeys(m for m, _ in self.room.waited_for()))
+                    self.on_node()
         for model in touched:
             self.settle_model(model)  # 2
         if draining:

@@ -33,6 +33,7 @@ class Prober:
         self._client = client
         self._engine_key = engine_key
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._nodes_changed = asyncio.Event()
 
     async def passes(self, replica: Replica) -> bool:
         """Whether the engine at its endpoint answers, and as this launch.
@@ -69,19 +70,23 @@ class Prober:
         """Probes until it passes or the replica is over; called each time it fails somebody."""
         if replica.id in self._tasks:
             return
-        task = asyncio.get_running_loop().create_task(self._until_passed(replica))
-        self._tasks[replica.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(replica.id, None))
+        self._tasks[replica.id] = asyncio.get_running_loop().create_task(
+            self._until_passed(replica)
+        )
 
     async def _until_passed(self, replica: Replica) -> None:
         pause_s = FIRST_PAUSE_S
-        while self._still_known(replica):
-            if await self.passes(replica):
-                log.info("replica answers again", extra={"replica": replica.id})
-                break
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        # Over, or another launch by the log: what was suspected is not there any more.
+        try:
+            while self._still_known(replica):
+                if await self.passes(replica):
+                    log.info("replica answers again", extra={"replica": replica.id})
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        finally:
+            # Before `trust`: whoever is let go by it and fails again must start another probe.
+            del self._tasks[replica.id]
+        # It passed, or is over by the log: what was suspected is not there any more.
         self._gateway.trust(replica.id)
 
     def _still_known(self, replica: Replica) -> bool:
@@ -89,9 +94,14 @@ class Prober:
         known = None if table is None else table.replicas.get(replica.id)
         return known is not None and known.endpoint == replica.endpoint
 
+    def nodes_changed(self) -> None:
+        """A node's standing changed: look at once instead of at the next round."""
+        self._nodes_changed.set()
+
     async def watch_silent_nodes(self) -> None:
         """Probes replicas on unreachable nodes: they are routed to only while they answer."""
         while True:
+            self._nodes_changed.clear()
             table = self._gateway.table
             if table is not None and any(
                 n.reach == "unreachable" for n in table.nodestates.values()
@@ -103,7 +113,9 @@ class Prober:
                         if table.may_route(r) and table.unreachable(r)
                     ]
                 )
-            await asyncio.sleep(UNREACHABLE_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNREACHABLE_EVERY_S):
+                    await self._nodes_changed.wait()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

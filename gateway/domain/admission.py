@@ -65,7 +65,8 @@ def admit(
        the path that is missing, waiting would not help: `route_not_forwarded`
     6. the model was given up or refused, and that stands: that code, at once
     7. it is being brought up: wait
-    8. NATS is away, so nobody can be asked to start it: `yard_unavailable`
+    8. NATS is away, so nobody can be asked to start it: `yard_unavailable`, unless a replica is
+       ready that only does not answer this gateway: a probe may bring it back at any moment
     9. wait, and ask for it
     """
     if standing.draining:  # 1
@@ -94,7 +95,7 @@ def admit(
         return refused
     if is_pending(entry):  # 7
         return Wait(model=model)
-    if not standing.connected:  # 8
+    if not standing.connected and not table.routable(model.name):  # 8
         return unavailable(model.name)
     return Wait(model=model)  # 9
 

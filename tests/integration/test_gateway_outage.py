@@ -228,6 +228,27 @@ def test_a_stopping_gateway_finishes_what_runs_and_turns_new_requests_away(tmp_p
     run(story())
 
 
+def test_who_waits_at_a_stopping_gateway_is_still_served_when_the_model_is_ready(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            await yard.activation("loading")
+            engine = await yard.engine()
+            async with httpx.AsyncClient(timeout=10.0) as client:
+                async with yard.own_gateway("gw", drain_s=5.0, wait_s=30.0) as gateway:
+                    url = f"http://127.0.0.1:{gateway.port}{PATH}"
+                    asked = asyncio.create_task(client.post(url, json=chat()))
+                    await until(lambda: len(gateway.gateway.room) == 1, "it to wait")
+                    gateway.gateway.draining = True
+                    await yard.replica(engine)
+                answer = await asked
+            assert answer.status_code == 200
+
+    run(story())
+
+
 def test_a_stopping_gateway_dismisses_who_still_waits_before_its_end(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:

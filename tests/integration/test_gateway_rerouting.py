@@ -278,3 +278,64 @@ def test_scn_b8_a_client_that_leaves_closes_the_engines_request(tmp_path: Path) 
                 )
 
     run(story())
+
+
+def test_scn_e1_models_of_a_silent_node_answer_while_the_probe_passes_and_503_after(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            await yard.replica(engine)
+            gateway = await yard.gateway(no_decision_s=0.4)
+            await yard.tell(yard.story.node(reach="unreachable"))
+            async with yard.client(gateway) as client:
+                await until(lambda: engine.probes > 0, "the silent node's engine to be probed")
+                assert (await client.post(PATH, json=chat())).status_code == 200
+                await engine.kill()
+                # The next look at the node finds it dead; no request has to.
+                await yard.tell(yard.story.node(reach="unreachable"))
+                await until(lambda: "r-1" in gateway.gateway.ejected, "it to be left out")
+                answer = await client.post(PATH, json=chat())
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "yard_unavailable"
+                assert answer.headers["retry-after"] == "5"
+
+    run(story())
+
+
+def test_a_dropped_request_is_retried_even_while_nats_is_away(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine(drop_next=1)
+            await yard.replica(engine)
+            gateway = await yard.gateway()
+            yard.logs["gw"].connection.disconnect()
+            async with yard.client(gateway) as client:
+                answer = await client.post(PATH, json=chat())
+            assert answer.status_code == 200
+            assert len(engine.seen) == 2
+
+    run(story())
+
+
+def test_requests_that_fail_again_and_again_never_leave_a_replica_out_for_good(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            await yard.replica(engine)
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                for _ in range(12):
+                    engine.drop_next = 2
+                    answer = await client.post(PATH, json=chat())
+                    assert answer.status_code == 502
+                assert (await client.post(PATH, json=chat())).status_code == 200
+                await until(lambda: not gateway.gateway.ejected, "it to be trusted")
+
+    run(story())

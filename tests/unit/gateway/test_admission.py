@@ -87,6 +87,12 @@ def test_a_cold_model_while_nats_is_away_is_unavailable_at_once() -> None:
     assert code_of(ask(folded(story.model()), connected=False)) == "yard_unavailable"
 
 
+def test_a_replica_out_of_reach_may_come_back_even_while_nats_is_away() -> None:
+    story = Story()
+    table = folded(story.model(), story.replica())
+    assert isinstance(ask(table, connected=False, ejected=frozenset({"r-1"})), Wait)
+
+
 def test_without_a_table_nothing_is_known() -> None:
     assert code_of(ask(None)) == "yard_unavailable"
 
