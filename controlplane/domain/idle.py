@@ -3,7 +3,7 @@
 Silence is never idleness: whoever may still be using a replica counts as using it.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.domain import activation as moves
@@ -88,6 +88,30 @@ def _unused_s(
         return max(gateway.age_s - model.scaling.idle_timeout_s, 0.0)
     last_s = gateway.last_use_age_s.get(model.name)
     return None if last_s is None else last_s + gateway.age_s  # c
+
+
+def not_before(scene: Scene, name: str) -> datetime | None:
+    """The earliest time at which a model may have idled for long enough, from the log alone.
+
+    None when there is nothing to stop: what beacons say can only move it later.
+    """
+    model = scene.world.models.get(name)
+    if model is None or model.scaling.idle_timeout_s <= 0:
+        return None
+    since: datetime | None = None
+    ready = 0
+    for planned, hold in scene.holds_of(name):
+        replica = scene.world.replicas.get(planned.item.replica)
+        if hold == "ready" and replica is not None:
+            ready += 1
+            at = replica.ready_at or replica.since
+            since = at if since is None else max(since, at)
+    if since is None or ready <= model.scaling.min:
+        return None
+    for activation in scene.activations_of(name):
+        if activation.incarnation == model.incarnation:
+            since = max(since, activation.wanted_at)
+    return since + timedelta(seconds=model.scaling.idle_timeout_s)
 
 
 def stop_idle(scene: Scene, name: str) -> tuple[Decision | None, datetime | None]:

@@ -4,7 +4,8 @@ Everything in it can be rebuilt from the world; it decides nothing. A step witho
 forgetting it costs time and never changes a decision.
 """
 
-from datetime import datetime
+from bisect import bisect_left, insort
+from datetime import UTC, datetime
 from heapq import heappop, heappush
 from typing import Final
 
@@ -17,6 +18,10 @@ from schemas.plan import Plan, PlanItem
 from schemas.replica import TERMINAL_PHASES, Replica
 
 CardKey = tuple[str, str]
+RoomKey = tuple[int, datetime, str, str]
+
+LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+"""Before anything a card can remember."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -117,6 +122,10 @@ class StepIndex:
         self._cards_of: dict[str, tuple[CardKey, ...]] = {}
         self._replicas_on: dict[CardKey, set[str]] = {}
         self._rooms: dict[CardKey, Room] = {}
+        self._stale: set[CardKey] = set()
+        self._ranked: list[tuple[RoomKey, Room]] = []
+        self._ranked_at: dict[CardKey, RoomKey] = {}
+        self._cards_known: dict[str, set[CardKey]] = {}
         self._revisions: dict[tuple[str, str], str] = {}
 
     def sync(self, world: World) -> None:
@@ -136,6 +145,8 @@ class StepIndex:
             self._plan(node, plan)
         for model, scope in world.activations:
             self._activation(world, model, scope)
+        for node in world.nodes:
+            self._node(world, node)
         self.dirty.update(world.models, world.records, self.scopes_of, self.items_of)
         self.version += 1
 
@@ -157,9 +168,9 @@ class StepIndex:
             case "replica":
                 self._replica(key[1], world.replicas.get(key[1]))
             case "card":
-                self._rooms.pop((key[0], key[1]), None)
+                self._forget_room((key[0], key[1]))
             case "node" | "nodestate":
-                self._node(key[0])
+                self._node(world, key[0])
             case _:
                 return
         self.version += 1
@@ -176,9 +187,11 @@ class StepIndex:
         else:
             self.unanswered.discard(model)
 
-    def _node(self, node: str) -> None:
-        for card in [c for c in self._rooms if c[0] == node]:
-            del self._rooms[card]
+    def _node(self, world: World, node: str) -> None:
+        for info in world.nodes[node].cards if node in world.nodes else ():
+            self._forget_room((node, info.id))
+        for card in self._cards_known.get(node, ()):
+            self._forget_room(card)
         for item in self._plans.get(node, _NO_PLAN).items:
             self.dirty.add(item.launch.model)
 
@@ -224,7 +237,7 @@ class StepIndex:
             for card in self._cards_of[id_]:
                 self._replicas_on.setdefault(card, set()).add(id_)
         for card in self._cards_of.get(id_, ()):
-            self._rooms.pop(card, None)
+            self._forget_room(card)
         planned = self.items.get(id_)
         if planned is not None:
             self._forget_rooms(planned)
@@ -239,9 +252,13 @@ class StepIndex:
                 times.append(started_at)
         return max(times, default=None)
 
+    def _forget_room(self, card: CardKey) -> None:
+        self._rooms.pop(card, None)
+        self._stale.add(card)
+
     def _forget_rooms(self, planned: Planned) -> None:
         for card in planned.item.cards:
-            self._rooms.pop((planned.node, card), None)
+            self._forget_room((planned.node, card))
 
     def revision(self, world: World, model: str, profile: Profile) -> str:
         """The revision a start of this profile would have now."""
@@ -276,6 +293,42 @@ class StepIndex:
         )
         self._rooms[key] = known
         return known
+
+    def rooms(self, world: World) -> list[tuple[RoomKey, Room]]:
+        """Every card there is, in the order of ties: place in its node, least recently given, id."""
+        if self._stale:
+            if len(self._stale) > 64:
+                self._ranked = [pair for pair in self._ranked if pair[1] is self._room_of(pair[1])]
+                found = [self._ranked_room(world, card) for card in self._stale]
+                self._ranked.extend(pair for pair in found if pair is not None)
+                self._ranked.sort(key=_first)
+            else:
+                for card in self._stale:
+                    before = self._ranked_at.get(card)
+                    if before is not None:
+                        del self._ranked[bisect_left(self._ranked, before, key=_first)]
+                    pair = self._ranked_room(world, card)
+                    if pair is not None:
+                        insort(self._ranked, pair, key=_first)
+            self._stale.clear()
+        return self._ranked
+
+    def _room_of(self, room: Room) -> Room | None:
+        card = (room.node, room.card)
+        return None if card in self._stale else self._rooms.get(card)
+
+    def _ranked_room(self, world: World, card: CardKey) -> tuple[RoomKey, Room] | None:
+        node = world.nodes.get(card[0])
+        for order, info in enumerate(node.cards if node is not None else ()):
+            if info.id == card[1]:
+                room = self.room(world, card[0], order)
+                key = (order, room.given_at or LONG_AGO, card[0], card[1])
+                self._ranked_at[card] = key
+                self._cards_known.setdefault(card[0], set()).add(card)
+                return key, room
+        self._ranked_at.pop(card, None)
+        self._cards_known.get(card[0], set()).discard(card)
+        return None
 
     def _holders(self, world: World, key: CardKey) -> tuple[Holder, ...]:
         """Each replica once, with the larger of its lease and its plan item.
@@ -316,6 +369,10 @@ class StepIndex:
                     stopping=held.stopping,
                 )
         return tuple(found[id_] for id_ in sorted(found))
+
+
+def _first(pair: tuple[RoomKey, Room]) -> RoomKey:
+    return pair[0]
 
 
 def _is_exclusive(world: World, planned: Planned | None) -> bool:

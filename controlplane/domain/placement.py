@@ -6,15 +6,16 @@ after every change. The order of nodes in the world never matters.
 
 from collections import Counter
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
 
 from controlplane.domain import holders, memory, record
 from controlplane.domain.holders import Draining
-from controlplane.domain.index import CardKey, Planned, Room
+from controlplane.domain.index import LONG_AGO, CardKey, Planned, Room
 from controlplane.domain.scene import ANY, Scene
 from schemas.activation import Activation
 from schemas.model import Model, Profile
@@ -23,7 +24,6 @@ from schemas.record import Record
 
 POLICY_VERSION: Final = 1
 MISSES_KEPT: Final = 8
-_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -104,9 +104,9 @@ class _Found(Struct, frozen=True, kw_only=True):
             bool(victims),
             any(v.has_requests for v in victims),
             -self.profile.priority,
-            max((v.used_at for v in victims), default=_LONG_AGO),
+            max((v.used_at for v in victims), default=LONG_AGO),
             self.room.order,
-            self.room.given_at or _LONG_AGO,
+            self.room.given_at or LONG_AGO,
             self.room.node,
             self.room.card,
             self.profile.name,
@@ -124,7 +124,7 @@ def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Ve
 
     1. Placement is frozen, or no node is heard: nothing is judged.
     2. Filters exclude candidates, each with a reason and numbers.
-    3. A free card (rank 2) or room beside others (rank 3) is taken.
+    3. A free card (rank 2) or room beside others (rank 3) is taken; the rest is not judged then.
     4. Otherwise holders are drained (rank 4), or the demand waits for what keeps its cards.
     5. Nothing fits, even emptied.
 
@@ -132,13 +132,16 @@ def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Ve
     """
     if scene.frozen:  # 1
         return NoNode(reason=scene.frozen)
-    usable = [node for node in sorted(scene.world.nodes) if not node_problem(scene, node)]
-    if not usable and not any(_is_heard(scene, node) for node in scene.world.nodes):
-        return NoNode(reason="no node is reachable")
-    found: list[_Found] = []
     waited_s = scene.age_s(demand.wanted_at)
     known = scene.world.records.get(demand.model.name)
     refused = _refused_cards(scene, demand.model.name)
+    found: list[_Found] = []
+    free = _free_now(scene, demand, known, refused, claimed, found)
+    if free is not None:  # 3
+        return _placed(free, _report(scene, found, free))
+    if not any(_is_heard(scene, node) for node in scene.world.nodes):
+        return NoNode(reason="no node is reachable")
+    found.clear()
     for profile in sorted(demand.model.profiles, key=lambda p: (-p.priority, p.name)):
         for node in sorted(scene.world.nodes):
             for order in range(len(scene.world.nodes[node].cards)):
@@ -151,18 +154,64 @@ def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Ve
     report = _report(scene, found, None if best is None or best.rank == 5 else best)
     if best is None:  # 5
         return NoRoom(report=report)
-    if best.rank in (2, 3):  # 3
-        return Placed(
-            profile=best.profile,
-            node=best.room.node,
-            card=best.room.card,
-            kind=best.room.kind,
-            memory_bytes=best.needed_bytes,
-            rank=best.rank or 0,
-            card_rev=best.room.rev,
-            report=report,
-        )
     return _wait(ranked, report)  # 4
+
+
+def _placed(found: _Found, report: PlacementReport) -> Placed:
+    assert found.rank is not None
+    return Placed(
+        profile=found.profile,
+        node=found.room.node,
+        card=found.room.card,
+        kind=found.room.kind,
+        memory_bytes=found.needed_bytes,
+        rank=found.rank,
+        card_rev=found.room.rev,
+        report=report,
+    )
+
+
+def _free_now(
+    scene: Scene,
+    demand: Demand,
+    known: Record | None,
+    refused: Collection[CardKey],
+    claimed: Collection[CardKey],
+    judged: list[_Found],
+) -> _Found | None:
+    """The best candidate of rank 2, else of rank 3, without looking at what could be drained.
+
+    Cards come in the order of ties, so the first that passes is the best of its profile: a yard of
+    thousands of cards is not judged to the end. `judged` takes those that were looked at in vain.
+    """
+    rooms = scene.index.rooms(scene.world)
+    by_priority = sorted(demand.model.profiles, key=lambda p: (-p.priority, p.name))
+    for rank in (2, 3):
+        failed: list[_Found] = []
+        for _, group in groupby(by_priority, key=lambda p: p.priority):
+            firsts: list[_Found] = []
+            for profile in group:
+                needed = {
+                    kind: memory.needed_bytes(profile, kind, known) for kind in ("cpu", "gpu")
+                }
+                for _, room in rooms:
+                    if bool(room.holders) == (rank == 2) or room.free_bytes < needed[room.kind]:
+                        continue
+                    if (room.node, room.card) in claimed:
+                        continue
+                    found = _judge(scene, demand, profile, room, known, refused, claimed, 0.0)
+                    if found.rank != rank:
+                        judged.append(found)
+                    elif found.failed_before:
+                        failed.append(found)
+                    else:
+                        firsts.append(found)
+                        break
+            if firsts:
+                return min(firsts, key=lambda f: f.key)
+        if failed:
+            return min(failed, key=lambda f: f.key)
+    return None
 
 
 def _wait(ranked: list[_Found], report: PlacementReport) -> Wait:

@@ -27,7 +27,7 @@ class Scene:
     """Everything a decision may look at. `frozen` says why nothing is placed now, empty when it is.
 
     `blocked` collects, as sentences, the decisions that could not be written because an aggregate's
-    last event was not understood.
+    last event was not understood. The world does not change while a scene lasts, so answers are kept.
     """
 
     world: World
@@ -39,6 +39,8 @@ class Scene:
     frozen: str = ""
     blocked: list[str] = field(default_factory=list)
     agents: dict[str, AgentLive] = field(default_factory=dict)
+    _holds: dict[str, list[tuple[Planned, Hold]]] = field(default_factory=dict)
+    _activations: dict[str, list[Activation]] = field(default_factory=dict)
 
     def after(self, seconds: float) -> datetime:
         return self.now + timedelta(seconds=seconds)
@@ -86,16 +88,23 @@ class Scene:
 
     def holds_of(self, model: str) -> list[tuple[Planned, Hold]]:
         """The model's plan items with how they count, by replica id."""
-        items = self.index.items_of.get(model)
-        if not items:
-            return []
-        return [(items[id_], self.hold(items[id_])) for id_ in sorted(items)]
+        known = self._holds.get(model)
+        if known is None:
+            items = self.index.items_of.get(model, {})
+            known = []
+            for id_ in sorted(items):
+                hold = self.hold(items[id_])
+                known.append((items[id_], hold))
+            self._holds[model] = known
+        return known
 
     def activations_of(self, model: str) -> list[Activation]:
-        return [
-            self.world.activations[(model, scope)]
-            for scope in sorted(self.index.scopes_of.get(model, ()))
-        ]
+        known = self._activations.get(model)
+        if known is None:
+            scopes = self.index.scopes_of.get(model, ())
+            known = [self.world.activations[(model, scope)] for scope in sorted(scopes)]
+            self._activations[model] = known
+        return known
 
     def profile_of(self, planned: Planned) -> Profile | None:
         """The profile the item was started from, None when the catalog no longer has it as it was.

@@ -77,7 +77,7 @@ def _upkeep(scene: Scene) -> Decision | None:
         if decision is not None:
             return decision
         index.dirty.discard(name)
-        index.idle.set(name, scene.now)
+        index.idle.set(name, idle.not_before(scene, name))
         if reconcile.demand_of(scene, name) is not None:
             index.short.add(name)
         else:
