@@ -36,6 +36,8 @@ MakeDecider = Callable[[], NextDecision]
 """Makes the decision function of one term, with whatever it remembers to be fast."""
 
 BEACON_S = 1.0
+BEACONS_PER_SILENCE = 3
+"""A shorter silence than the default wants more beacons: one lost must not end a term."""
 BEACON_WAKE_S = 0.05
 """Beacons of many senders wake the loop at most this often."""
 LOOK_AGAIN_S = 10.0
@@ -194,7 +196,9 @@ class LeaderLoop:
             )
             if self.term is not None and not wedged:
                 await self._say(leaving=False)
-            await asyncio.sleep(BEACON_S)
+            await asyncio.sleep(
+                min(BEACON_S, self._settings.leader_silence_s / BEACONS_PER_SILENCE)
+            )
 
     async def _say(self, *, leaving: bool) -> None:
         assert self.term is not None
