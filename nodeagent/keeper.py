@@ -171,7 +171,7 @@ class Keeper:
 
     def _members(self) -> tuple[processes.Process, ...]:
         return processes.members(
-            self._launch,
+            processes.Mark(self._launch, self._folder),
             launcher=os.getpid(),
             group=self._pid,
             since=self._since,

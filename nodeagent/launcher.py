@@ -27,6 +27,8 @@ def _prctl(option: int, value: int) -> bool:
 
 def main() -> int:
     folder, ready, _, *argv = sys.argv[1:]
+    # Whatever descriptors the agent had inherited are no business of an engine.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     # Whatever the engine forks and abandons becomes our child, so nothing of it can get lost.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     log_out, log_in = os.pipe()

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LAUNCH_ID = "YARD_LAUNCH_ID"
-"""The environment variable that marks every process of a launch, whatever group it moved to."""
+LAUNCH_DIR = "YARD_LAUNCH_DIR"
+"""The two variables that mark every process of a launch, whatever group it moved to. The folder tells
+launches of two yards on one machine apart, whatever their ids are."""
 
 _DEAD = "ZXx"
 
@@ -51,18 +53,26 @@ def look(pid: int) -> Process | None:
     )
 
 
-def launch_of(pid: int) -> str | None:
-    """The launch id in the environment of `pid`; None when it has none or may not be read."""
+class Mark(NamedTuple):
+    """Which launch a process says it belongs to."""
+
+    launch: str
+    folder: str
+
+
+def mark_of(pid: int) -> Mark | None:
+    """The mark in the environment of `pid`; None when it has none or may not be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
     except OSError:
         return None
-    mark = LAUNCH_ID.encode() + b"="
+    found: dict[bytes, str] = {}
     for entry in environ.split(b"\0"):
-        if entry.startswith(mark):
-            return entry[len(mark) :].decode(errors="replace")
-    return None
+        name, _, value = entry.partition(b"=")
+        found.setdefault(name, os.fsdecode(value))
+    launch = found.get(LAUNCH_ID.encode())
+    return None if launch is None else Mark(launch, found.get(LAUNCH_DIR.encode(), ""))
 
 
 def is_same(pid: int, start_time: int) -> bool:
@@ -72,16 +82,16 @@ def is_same(pid: int, start_time: int) -> bool:
 
 
 def members(
-    launch: str, *, launcher: int, group: int, since: int, launcher_alive: bool
+    mark: Mark, *, launcher: int, group: int, since: int, launcher_alive: bool
 ) -> tuple[Process, ...]:
     """The live processes of a launch, the launcher itself excluded, by pid.
 
     A process belongs to it when
     1. it is in the launcher's session and the launcher lives: its number cannot be taken by others;
     2. it is in the engine's group, began no earlier than the engine (`since`, clock ticks) and does
-       not carry another launch's id: an engine that rewrites its title loses its environment, so
+       not carry another launch's mark: an engine that rewrites its title loses its environment, so
        that cannot be asked for;
-    3. it carries the launch id, whatever session and group it moved to.
+    3. it carries the launch's mark, whatever session and group it moved to.
     The group's number may be taken by a stranger once everyone of the group has gone; its leader
     then began later than the engine, and the group is not ours.
     """
@@ -100,8 +110,8 @@ def members(
         if launcher_alive and process.session == launcher:
             found.append(process)
             continue
-        mark = launch_of(process.pid)
-        if mark == launch or (mark is None and ours and process.group == group):
+        carried = mark_of(process.pid)
+        if carried == mark or (carried is None and ours and process.group == group):
             found.append(process)
     return tuple(sorted(found))
 

@@ -109,9 +109,17 @@ class Driver(Protocol):
         ...
 
 
+_OURS = ("YARD_NATS", "YARD_API", "YARD_DATA", "YARD_LAUNCH_ID", "YARD_LAUNCH_DIR", "YARD_READY_FD")
+_SECTIONS = ("YARD_YARD_", "YARD_NATS_", "YARD_CONTROLPLANE_", "YARD_GATEWAY_", "YARD_NODEAGENT_")
+
+
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """What an engine inherits of our own environment: all but the yard's own settings."""
-    return {name: value for name, value in environment.items() if not name.startswith("YARD_")}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OURS and not name.startswith(_SECTIONS)
+    }
 
 
 def resolve(

@@ -1,8 +1,6 @@
 """The command driver with scripted engines under real launchers: from a profile to an answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,10 @@ from nodeagent.drivers.driver import EngineStart
 from nodeagent.launching import Ended, LaunchEnded, Launcher, Running
 from schemas.plan import Launch
 from tests.support.aio import run, until
+from tests.support.launches import REPLICA, launcher, no_secrets
 from tests.support.scripted import ask, command, free_port
 
 KEY = "key-of-the-launch"
-
-
-def no_secrets(name: str) -> str:
-    raise LookupError(name)
 
 
 def prepare(**script: object) -> EngineStart:
@@ -33,27 +28,14 @@ def prepare(**script: object) -> EngineStart:
         key_env="API_KEY",
     )
     start = CommandDriver().prepare(
-        launch, replica="r-1", host="127.0.0.1", port=free_port(), key=KEY, secrets=no_secrets
+        launch, replica=REPLICA, host="127.0.0.1", port=free_port(), key=KEY, secrets=no_secrets
     )
     assert isinstance(start, EngineStart), start
     return start
 
 
-@asynccontextmanager
-async def launcher(folder: Path) -> AsyncIterator[Launcher]:
-    made = Launcher(folder / "replicas", folder / "agent.sock")
-    await made.open()
-    try:
-        yield made
-    finally:
-        for replica in made.found():
-            if await made.adopt(replica) is not None:
-                await made.stop(replica, 0.0)
-        await made.close()
-
-
 async def begin(made: Launcher, start: EngineStart) -> Running:
-    running = await made.start("r-1", start, grace_s=5.0, log_bytes=1 << 20)
+    running = await made.start(REPLICA, start, grace_s=5.0, log_bytes=1 << 20)
     assert isinstance(running, Running)
     return running
 
@@ -70,7 +52,7 @@ def test_a_command_is_asked_until_it_answers_and_has_the_launch_s_key(tmp_path: 
             await begin(made, start)
             assert not await CommandDriver().probe(start.endpoint, KEY)
             await answers(start)
-            assert ask(start.endpoint, "/script/counters")["launch"] == "r-1"
+            assert ask(start.endpoint, "/script/counters")["launch"] == REPLICA
             assert "data" in ask(start.endpoint, "/v1/models", key=KEY)
             assert ask(start.endpoint, "/v1/models")["error"]["code"] == 401
             counters = await CommandDriver().counters(start.endpoint, KEY)
@@ -87,13 +69,13 @@ def test_scn_a14_a_command_s_grandchild_goes_with_it(tmp_path: Path) -> None:
             await answers(start)
 
             async def both() -> bool:
-                return len(await made.survivors("r-1")) == 2
+                return len(await made.survivors(REPLICA)) == 2
 
             await until(both, "the engine and its grandchild")
-            assert await made.memory_bytes("r-1") > 32 << 20
-            result = await made.stop("r-1", 0.2)
+            assert await made.memory_bytes(REPLICA) > 32 << 20
+            result = await made.stop(REPLICA, 0.2)
             assert (result.survivors, result.killed) == ((), True)
-            assert await made.memory_bytes("r-1") == 0
+            assert await made.memory_bytes(REPLICA) == 0
 
     run(story())
 
@@ -102,7 +84,7 @@ def test_a_command_that_crashes_at_its_start_gives_its_last_line(tmp_path: Path)
     async def story() -> None:
         async with launcher(tmp_path) as made:
             start = prepare(crash_at_start="out of memory: 3 GiB wanted")
-            found = await made.start("r-1", start, grace_s=1.0, log_bytes=1 << 20)
+            found = await made.start(REPLICA, start, grace_s=1.0, log_bytes=1 << 20)
             if isinstance(found, Running):
                 found = await asyncio.wait_for(made.events.get(), 10.0)
             assert isinstance(found, Ended | LaunchEnded)

@@ -15,6 +15,7 @@ from nodeagent import processes
 from nodeagent.keeper import boot_id
 from nodeagent.launching import Ended, LaunchEnded, Launcher, LaunchReady, Running
 from tests.support.aio import run, until
+from tests.support.launches import REPLICA
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ async def main():
     await made.open()
     start = EngineStart(argv=(sys.executable, "-I", "-S", "-u", "-c", code),
         environment=dict(os.environ), endpoint="", port=1, ready=ready, paths=(), has_key=False)
-    running = await made.start("r-1", start, grace_s=5.0, log_bytes=1 << 20)
+    running = await made.start(sys.argv[4], start, grace_s=5.0, log_bytes=1 << 20)
     print(json.dumps([running.pid, running.start_time, running.launcher_pid]), flush=True)
     await asyncio.Event().wait()
 
@@ -50,7 +51,7 @@ def killed_agent(folder: Path, code: str, ready: str = "probe", **env: str) -> t
     """Starts an engine by an agent in a process of its own and kills that with -9: pid, start time
     and launcher pid of what it left."""
     with subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(folder), textwrap.dedent(code), ready],
+        [sys.executable, "-c", AGENT, str(folder), textwrap.dedent(code), ready, REPLICA],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         env={**os.environ, **env},
@@ -80,8 +81,8 @@ def test_scn_a10_an_engine_of_a_killed_agent_is_adopted(tmp_path: Path) -> None:
     async def story() -> None:
         assert processes.is_same(pid, start_time)
         made = await open_launcher(tmp_path)
-        assert made.found() == ("r-1",)
-        running = await made.adopt("r-1")
+        assert made.found() == (REPLICA,)
+        running = await made.adopt(REPLICA)
         assert isinstance(running, Running)
         assert (running.pid, running.start_time, running.launcher_pid) == (
             pid,
@@ -89,8 +90,8 @@ def test_scn_a10_an_engine_of_a_killed_agent_is_adopted(tmp_path: Path) -> None:
             launcher_pid,
         )
         assert not running.ready
-        assert await made.survivors("r-1") == (pid,)
-        result = await made.stop("r-1", 5.0)
+        assert await made.survivors(REPLICA) == (pid,)
+        result = await made.stop(REPLICA, 5.0)
         assert (result.exit_status, result.survivors) == (-15, ())
         assert not processes.is_same(pid, start_time)
         assert made.events.empty()
@@ -108,14 +109,14 @@ def test_log_19_an_agent_killed_in_the_middle_of_a_load_hears_ready_after_adopti
 
     async def story() -> None:
         made = await open_launcher(tmp_path)
-        running = await made.adopt("r-1")
+        running = await made.adopt(REPLICA)
         assert isinstance(running, Running)
         assert (running.pid, running.start_time, running.ready) == (pid, start_time, False)
         os.close(os.open(gate, os.O_WRONLY))
         event = await event_of(made)
         assert isinstance(event, LaunchReady)
         assert event.load_s > 0
-        await made.stop("r-1", 5.0)
+        await made.stop(REPLICA, 5.0)
         await made.close()
 
     run(story())
@@ -128,15 +129,15 @@ def test_log_19_ready_while_no_agent_lived_is_read_at_adoption(tmp_path: Path) -
 
     async def story() -> None:
         os.close(os.open(gate, os.O_WRONLY))
-        ready = tmp_path / "replicas" / "r-1" / "ready.json"
+        ready = tmp_path / "replicas" / REPLICA / "ready.json"
         await until(ready.exists, "ready.json")
         made = await open_launcher(tmp_path)
-        running = await made.adopt("r-1")
+        running = await made.adopt(REPLICA)
         assert isinstance(running, Running)
         assert running.ready
         assert running.load_s == json.loads(ready.read_bytes())["load_s"]
         assert made.events.empty()
-        await made.stop("r-1", 5.0)
+        await made.stop(REPLICA, 5.0)
         await made.close()
 
     run(story())
@@ -147,15 +148,15 @@ def test_scn_a10_an_engine_that_ended_meanwhile_is_told_as_ended(tmp_path: Path)
 
     async def story() -> None:
         os.kill(pid, signal.SIGKILL)
-        await until((tmp_path / "replicas" / "r-1" / "exit.json").exists, "exit.json")
+        await until((tmp_path / "replicas" / REPLICA / "exit.json").exists, "exit.json")
         made = await open_launcher(tmp_path)
-        ended = await made.adopt("r-1")
+        ended = await made.adopt(REPLICA)
         assert isinstance(ended, Ended)
         assert (ended.exit_status, ended.last_line, ended.code) == (-9, "here", "exited")
         assert made.events.empty()
-        made.forget("r-1")
+        made.forget(REPLICA)
         assert made.found() == ()
-        assert await made.adopt("r-1") is None
+        assert await made.adopt(REPLICA) is None
         await made.close()
 
     run(story())
@@ -178,7 +179,7 @@ def test_scn_a10_what_a_killed_launcher_left_is_ended_at_adoption(tmp_path: Path
     pid, start_time, launcher_pid = killed_agent(tmp_path, FAMILY)
 
     async def story() -> None:
-        log = tmp_path / "replicas" / "r-1" / "engine.log"
+        log = tmp_path / "replicas" / REPLICA / "engine.log"
         await until(lambda: b"child" in log.read_bytes(), "the child")
         child = int(log.read_bytes().split()[1])
         os.kill(launcher_pid, signal.SIGKILL)
@@ -187,7 +188,7 @@ def test_scn_a10_what_a_killed_launcher_left_is_ended_at_adoption(tmp_path: Path
         assert left is not None
         assert left.alive
         made = await open_launcher(tmp_path)
-        ended = await made.adopt("r-1")
+        ended = await made.adopt(REPLICA)
         assert isinstance(ended, Ended)
         assert (ended.code, ended.exit_status, ended.survivors) == ("lost", None, ())
         left = processes.look(child)
@@ -214,11 +215,11 @@ def test_scn_a10_a_launch_that_never_spawned_is_lost_and_no_stranger_is_touched(
     """The files name a process number that belongs to somebody else by now: to this test."""
 
     async def story() -> None:
-        folder = tmp_path / "replicas" / "r-1"
+        folder = tmp_path / "replicas" / REPLICA
         folder.mkdir(parents=True)
-        (folder / "launch.json").write_text(json.dumps({"launch": "r-1"}))
+        (folder / "launch.json").write_text(json.dumps({"launch": REPLICA}))
         made = await open_launcher(tmp_path)
-        ended = await made.adopt("r-1")
+        ended = await made.adopt(REPLICA)
         assert isinstance(ended, Ended)
         assert ended.code == "lost"
         await made.close()
@@ -235,7 +236,7 @@ def test_scn_a10_a_launch_that_never_spawned_is_lost_and_no_stranger_is_touched(
         }
         (folder / "running.json").write_text(json.dumps(wrong))
         made = await open_launcher(tmp_path)
-        assert isinstance(await made.adopt("r-1"), Ended)
+        assert isinstance(await made.adopt(REPLICA), Ended)
         assert stranger.returncode is None
         found = processes.look(stranger.pid)
         assert found is not None
@@ -258,7 +259,7 @@ def test_req_x5_the_regular_look_finds_what_no_message_told(
         made = await open_launcher(tmp_path, watch_s=0.05)
         if lost == "pidfd":
             monkeypatch.setattr(os, "pidfd_open", _no_pidfds)
-        assert isinstance(await made.adopt("r-1"), Running)
+        assert isinstance(await made.adopt(REPLICA), Running)
         (tmp_path / "agent.sock").unlink()
         os.kill(pid, signal.SIGKILL)
         event = await event_of(made)
@@ -282,7 +283,7 @@ def test_datagrams_reach_an_agent_in_a_deep_folder(tmp_path: Path) -> None:
         pid, _, _ = killed_agent(deep, WAITS)
         # The regular look is out of the way: only a datagram or the pidfd can tell.
         made = await open_launcher(deep, watch_s=3600.0)
-        assert isinstance(await made.adopt("r-1"), Running)
+        assert isinstance(await made.adopt(REPLICA), Running)
         os.kill(pid, signal.SIGKILL)
         assert isinstance(await event_of(made), LaunchEnded)
         await made.close()

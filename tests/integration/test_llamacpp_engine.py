@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -19,9 +17,10 @@ from nodeagent.launching import Ended, LaunchEnded, Launcher, LaunchReady, Runni
 from schemas.beacons import EngineCounters
 from schemas.plan import Launch
 from tests.support.aio import run, until
+from tests.support.launches import REPLICA, launcher, no_secrets
 
 MODEL = Path(__file__).parents[2] / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-KEY = "key-of-the-launch-r-1"
+KEY = "key-of-this-launch-0123"
 LAUNCH = Launch(
     model="smollm2",
     incarnation="i",
@@ -39,14 +38,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def no_secrets(name: str) -> str:
-    raise LookupError(name)
-
-
 def prepare(driver: LlamacppDriver, launch: Launch = LAUNCH, port: int = 0) -> EngineStart:
     start = driver.prepare(
         launch,
-        replica="r-1",
+        replica=REPLICA,
         host="127.0.0.1",
         port=port or free_port(),
         key=KEY,
@@ -56,17 +51,9 @@ def prepare(driver: LlamacppDriver, launch: Launch = LAUNCH, port: int = 0) -> E
     return start
 
 
-@asynccontextmanager
-async def launcher(folder: Path) -> AsyncIterator[Launcher]:
-    made = Launcher(folder / "replicas", folder / "agent.sock")
-    await made.open()
-    try:
-        yield made
-    finally:
-        for replica in made.found():
-            if await made.adopt(replica) is not None:
-                await made.stop(replica, 0.0)
-        await made.close()
+def talk(start: EngineStart) -> httpx.AsyncClient:
+    """A client with patience: other tests may share these two cores."""
+    return httpx.AsyncClient(base_url=start.endpoint, timeout=45.0)
 
 
 def _proc(pid: int, name: str) -> bytes:
@@ -74,7 +61,7 @@ def _proc(pid: int, name: str) -> bytes:
 
 
 async def launch(made: Launcher, start: EngineStart) -> Running | Ended:
-    return await made.start("r-1", start, grace_s=5.0, log_bytes=1 << 20)
+    return await made.start(REPLICA, start, grace_s=5.0, log_bytes=1 << 20)
 
 
 async def ready(made: Launcher, start: EngineStart) -> Running:
@@ -92,7 +79,7 @@ def test_llamacpp_serves_under_the_catalog_s_name_from_the_moment_it_is_ready(
     async def story() -> None:
         driver = LlamacppDriver()
         start = prepare(driver)
-        async with launcher(tmp_path) as made, httpx.AsyncClient(base_url=start.endpoint) as client:
+        async with launcher(tmp_path) as made, talk(start) as client:
             running = await ready(made, start)
             # Ready means that it answers: the very next request is served.
             headers = {"Authorization": f"Bearer {KEY}"}
@@ -111,14 +98,14 @@ def test_llamacpp_serves_under_the_catalog_s_name_from_the_moment_it_is_ready(
             assert wrong.status_code == 401
             for place in ("cmdline", "status"):
                 assert KEY.encode() not in _proc(running.pid, place)
-            for path in (tmp_path / "replicas" / "r-1").iterdir():
+            for path in (tmp_path / "replicas" / REPLICA).iterdir():
                 assert KEY.encode() not in path.read_bytes(), path
-            assert await made.memory_bytes("r-1") > MODEL.stat().st_size
+            assert await made.memory_bytes(REPLICA) > MODEL.stat().st_size
 
-            result = await made.stop("r-1", 5.0)
+            result = await made.stop(REPLICA, 5.0)
             assert result.survivors == ()
             assert not result.killed
-            assert await made.memory_bytes("r-1") == 0
+            assert await made.memory_bytes(REPLICA) == 0
             assert not await driver.probe(start.endpoint, KEY)
             assert await driver.counters(start.endpoint, KEY) == EngineCounters()
 
@@ -129,7 +116,7 @@ def test_llamacpp_s_own_counters_show_a_request_at_work_and_that_it_worked(tmp_p
     async def story() -> None:
         driver = LlamacppDriver()
         start = prepare(driver)
-        async with launcher(tmp_path) as made, httpx.AsyncClient(base_url=start.endpoint) as client:
+        async with launcher(tmp_path) as made, talk(start) as client:
             await ready(made, start)
             idle = await driver.counters(start.endpoint, KEY)
             assert idle.inflight == 0
@@ -196,7 +183,7 @@ def test_llamacpp_can_be_stopped_in_the_middle_of_its_load(tmp_path: Path) -> No
         async with launcher(tmp_path) as made:
             running = await launch(made, prepare(LlamacppDriver()))
             assert isinstance(running, Running)
-            result = await made.stop("r-1", 5.0)
+            result = await made.stop(REPLICA, 5.0)
             assert (result.exit_status, result.survivors, result.killed) == (
                 -signal.SIGTERM,
                 (),
@@ -215,7 +202,7 @@ def test_llamacpp_takes_every_kind_of_setting(tmp_path: Path) -> None:
             *("on", "--no-warmup", "--temp", "0.0", "--embeddings", "--pooling", "mean"),
         )
         start = prepare(LlamacppDriver(), msgspec.structs.replace(LAUNCH, args=args))
-        async with launcher(tmp_path) as made, httpx.AsyncClient(base_url=start.endpoint) as client:
+        async with launcher(tmp_path) as made, talk(start) as client:
             await ready(made, start)
             headers = {"Authorization": f"Bearer {KEY}"}
             answer = await client.post(
@@ -235,8 +222,8 @@ def test_llamacpp_killed_while_it_serves_is_told_with_its_signal(tmp_path: Path)
             event = await asyncio.wait_for(made.events.get(), 10.0)
             assert isinstance(event, LaunchEnded)
             assert (event.exit_status, event.was_ready) == (-9, True)
-            written = json.loads((tmp_path / "replicas" / "r-1" / "exit.json").read_bytes())
-            assert written["launch"] == "r-1"
+            written = json.loads((tmp_path / "replicas" / REPLICA / "exit.json").read_bytes())
+            assert written["launch"] == REPLICA
             assert not processes.is_same(running.pid, running.start_time)
 
     run(story(), 60.0)
