@@ -91,11 +91,11 @@ class Scene:
         known = self._holds.get(model)
         if known is None:
             items = self.index.items_of.get(model, {})
-            known = []
+            fresh: list[tuple[Planned, Hold]] = []
             for id_ in sorted(items):
                 hold = self.hold(items[id_])
-                known.append((items[id_], hold))
-            self._holds[model] = known
+                fresh.append((items[id_], hold))
+            known = self._holds[model] = fresh
         return known
 
     def activations_of(self, model: str) -> list[Activation]:

@@ -1,0 +1,263 @@
+"""What starts cost, how they failed, and when the next may be tried."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from controlplane.domain import record
+from schemas.commands import ModelActivate, ModelLoad
+from schemas.model import ModelChanged
+from schemas.replica import ReplicaReady
+from tests.support.worlds import GIB, SETTINGS, Yard, model, profile, yard
+
+
+def failing(count: int = 1000, **cards: float) -> Yard:
+    y = yard(**cards).add(model("a"))
+    y.engine("a").fails = count
+    return y
+
+
+def ask(y: Yard) -> None:
+    y.request("a")
+    y.until(lambda: y.phase("a") in ("refused", "ready"), 10)
+
+
+def test_load_times_and_memory_are_measured_and_the_last_eight_kept() -> None:
+    y = yard().add(model("a", idle_s=1))
+    y.engine("a").measured_bytes = 2 * GIB
+    for n in range(10):
+        y.engine("a").load_s = 2.0 + n
+        ask_and_stop(y)
+    [measured] = y.record("a").measured
+    assert measured.memory_bytes == 2 * GIB
+    assert measured.load_s == tuple(float(n) for n in range(4, 12))
+
+
+def ask_and_stop(y: Yard) -> None:
+    y.request("a")
+    y.until(lambda: y.ready("a"), 30)
+    y.until(lambda: not y.items(), 30)
+
+
+def test_req_a25_a_measured_load_says_when_the_next_will_be_ready() -> None:
+    y = yard().add(model("a", idle_s=1))
+    y.engine("a").load_s = 7.0
+    ask_and_stop(y)
+    y.request("a")
+    y.turn()
+    assert y.phase("a") == "loading"
+    started = y.now
+    assert y.activation("a").expected_ready_at == started + timedelta(seconds=7)
+
+
+def test_ready_is_not_delayed_by_a_measurement_that_comes_later() -> None:
+    y = yard().add(model("a"))
+    ask(y)
+    assert y.record("a").measured[0].memory_bytes == 0
+    [id_] = y.ready("a")
+    known = y.world.replicas[id_]
+    y._tell(replace(known, measured_memory_bytes=3 * GIB), ReplicaReady())
+    y.settle()
+    [measured] = y.record("a").measured
+    assert (measured.memory_bytes, measured.load_s) == (3 * GIB, (2.0,))
+
+
+def test_req_a28_a_failed_start_answers_with_the_engines_last_line() -> None:
+    y = failing(1)
+    y.engine("a").last_line = "error: unknown model architecture: 'foo'"
+    ask(y)
+    activation = y.activation("a")
+    assert activation.code == "start_failed"
+    assert activation.reason == "error: unknown model architecture: 'foo'"
+    assert activation.retry_at is not None
+    assert (activation.retry_at - activation.since).total_seconds() == 15
+    assert y.refused[-1][2] == "start_failed"
+    assert y.items() == []
+    stored = [d for d in y.decisions if "failed" in d.what][-1]
+    assert sorted(c.noun for c in stored.changes) == ["activation", "plan", "record"], "one batch"
+
+
+def test_backoff_doubles_from_15_seconds_to_5_minutes() -> None:
+    waits = [record.backoff_s(n, SETTINGS) for n in range(1, 9)]
+    assert waits == [15, 30, 60, 120, 240, 300, 300, 300]
+
+
+def test_while_the_backoff_runs_nothing_starts_and_nothing_is_written() -> None:
+    y = failing()
+    ask(y)
+    before = len(y.log)
+    for n in range(20):
+        y.send(ModelActivate(model="a", rev=n), actor="gateway")
+        y.settle()
+    assert len(y.log) == before
+    y.now += timedelta(seconds=15)
+    y.send(ModelActivate(model="a", rev=99), actor="gateway")
+    y.settle()
+    assert y.phase("a") == "placing"
+
+
+def give_up(y: Yard) -> None:
+    for _ in range(5):
+        ask(y)
+        y.advance(301, by=50)
+
+
+def test_five_failed_starts_on_the_only_card_are_given_up_for_half_an_hour() -> None:
+    y = failing()
+    give_up(y)
+    quarantined = y.record("a").quarantined
+    assert quarantined is not None
+    assert (quarantined.until - quarantined.since).total_seconds() == 1800
+    assert y.started("a") == 5
+    activation = y.activation("a")
+    assert activation.code == "model_quarantined"
+    assert activation.retry_at == quarantined.until
+    assert "5 starts in a row failed" in activation.reason
+    assert "error: out of luck" in activation.reason
+
+
+def test_five_failed_starts_on_two_cards_are_given_up_too() -> None:
+    y = failing(gpu0=8, gpu1=8)
+    give_up(y)
+    assert y.record("a").quarantined is not None
+    assert {f.card for f in y.record("a").failures} == {"gpu0", "gpu1"}
+
+
+def test_on_one_of_two_possible_cards_it_is_not_given_up_yet() -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 6), model("b", 6, minimum=1))
+    y.until(lambda: y.ready("b"), 10)
+    y.engine("a").fails = 1000
+    for _ in range(6):
+        ask(y)
+        y.advance(301, by=50)
+    assert {f.card for f in y.record("a").failures} == {"gpu1"}
+    assert y.record("a").quarantined is None
+
+
+def test_a_quarantine_ends_by_time_and_starts_are_counted_anew() -> None:
+    y = failing(5)
+    give_up(y)
+    y.advance(1801, by=100)
+    assert y.record("a").quarantined is None
+    assert y.record("a").failures == ()
+    ask(y)
+    assert y.phase("a") == "ready"
+
+
+def test_a_changed_entry_lifts_a_quarantine() -> None:
+    y = failing(5)
+    give_up(y)
+    changed = model("a", profiles=[profile(args=("--n-gpu-layers", "0"))])
+    y.append("model", ("a",), ModelChanged(by="t", fields=("profiles",)), changed)
+    y.settle()
+    assert y.record("a").quarantined is None
+    y.send(ModelActivate(model="a"), actor="gateway")
+    y.until(lambda: y.ready("a"), 10)
+
+
+def test_a_change_of_scaling_lifts_nothing() -> None:
+    y = failing(5)
+    give_up(y)
+    changed = model("a", maximum=2)
+    y.append("model", ("a",), ModelChanged(by="t", fields=("scaling",)), changed)
+    y.settle()
+    assert y.record("a").quarantined is not None
+
+
+def test_load_lifts_a_quarantine() -> None:
+    y = failing(5)
+    give_up(y)
+    assert y.do(ModelLoad(model="a")).status == "accepted"
+    y.until(lambda: y.ready("a"), 10)
+    assert y.record("a").failures == ()
+
+
+def test_the_first_crash_in_ten_minutes_restarts_at_once_later_ones_wait() -> None:
+    y = yard().add(model("a"))
+    ask(y)
+    for expected in ("placing", "refused"):
+        [id_] = y.ready("a")
+        y.fail(id_, last_line="segfault")
+        y.settle()
+        assert y.phase("a") == expected
+        if expected == "placing":
+            y.until(lambda: y.ready("a"), 10)
+    activation = y.activation("a")
+    assert (activation.code, activation.reason) == ("start_failed", "segfault")
+    assert activation.retry_at == y.now + timedelta(seconds=15)
+    y.advance(16)
+    ask(y)
+    y.now += timedelta(seconds=601)
+    y.request("a")
+    y.turn()
+    [id_] = y.ready("a")
+    y.fail(id_)
+    y.settle()
+    assert y.phase("a") == "placing", "ten quiet minutes later it is a first one again"
+
+
+def test_a_kept_model_is_started_again_by_the_reconciler_when_its_backoff_ended() -> None:
+    y = yard().add(model("a", minimum=1))
+    y.engine("a").fails = 2
+    y.turn()
+    y.advance(14)
+    assert y.started("a") == 1
+    y.advance(6)
+    assert y.started("a") == 2
+    y.advance(34)
+    assert y.started("a") == 3
+    assert y.ready("a")
+    assert "a" not in {m for m, _ in y.world.activations}, "nobody asked"
+
+
+def test_an_end_while_stopping_is_no_failure() -> None:
+    y = yard().add(model("a", idle_s=10))
+    ask(y)
+    y.advance(2)
+    y.now += timedelta(seconds=20)
+    y.settle()
+    y.act()
+    [id_] = [r.id for r in y.world.replicas.values() if r.phase == "draining"]
+    y.fail(id_)
+    y.settle()
+    assert y.record("a").failures == ()
+    assert y.items() == []
+
+
+def test_no_capacity_is_answered_with_its_report_and_when_to_come_back() -> None:
+    y = yard(gpu0=8).add(model("a", 20))
+    y.request("a")
+    y.settle()
+    activation = y.activation("a")
+    assert (activation.phase, activation.code) == ("refused", "no_capacity")
+    assert activation.reason == "gpu0: needs 20.0 GiB, has 8.0 GiB"
+    assert activation.report is not None
+    assert activation.report.counts == {"memory": 1}
+    assert activation.retry_at == y.now + timedelta(seconds=60)
+    before = len(y.log)
+    y.advance(50)
+    y.request("a")
+    y.settle()
+    assert len(y.log) == before
+
+
+def test_a_kept_model_that_fits_nowhere_says_so_once() -> None:
+    y = yard(gpu0=8).add(model("a", 20, minimum=1))
+    y.settle()
+    assert y.events("record") == ["record.unplaceable"]
+    y.advance(600, by=10)
+    assert y.events("record") == ["record.unplaceable"]
+    y.node("n2", {"gpu0": 40})
+    y.until(lambda: y.ready("a"), 10)
+    assert y.record("a").unplaceable is None
+
+
+def test_replicas_are_counted_once_however_many_there_are() -> None:
+    names = {f"gpu{n}": 2.0 for n in range(20)}
+    y = Yard().node("n1", names)
+    y.add(model("a", minimum=20, maximum=20))
+    y.until(lambda: len(y.ready("a")) == 20, 200)
+    count = len(y.events("record"))
+    assert count == 20
+    y.advance(60, by=5)
+    assert len(y.events("record")) == count
