@@ -409,7 +409,9 @@ def test_an_engine_starts_with_clean_descriptors_and_signals(tmp_path: Path) -> 
             targets = [line.split()[-3:] for line in lines if "->" in line]
             assert targets[0] == ["0", "->", "/dev/null"]
             assert [fd for fd, _, _ in targets] == ["0", "1", "2"]
-            assert lines[-1].split() == ["SigIgn:", "0000000000000000"]
+            ignored = int(lines[-1].split()[1], 16)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGHUP):
+                assert not ignored & (1 << (number - 1)), number
 
     run(story())
 

@@ -112,12 +112,14 @@ def test_memory_shared_by_two_is_counted_once(tmp_path: Path) -> None:
         with mmap.mmap(file.fileno(), size) as weights:
             for page in range(0, size, mmap.PAGESIZE):
                 weights[page] = 1
-        code = (
-            "import mmap, sys, signal\n"
-            f"held = mmap.mmap(open({str(tmp_path / 'weights')!r}, 'r+b').fileno(), {size})\n"
-            f"sum(held[page] for page in range(0, {size}, 4096))\n"
-            "print(flush=True); signal.pause()"
-        )
+        code = f"""
+import mmap, signal
+file = open({str(tmp_path / "weights")!r}, "r+b")
+held = mmap.mmap(file.fileno(), {size})
+sum(held[page] for page in range(0, {size}, 4096))
+print(flush=True)
+signal.pause()
+"""
         with child(code) as one:
             alone = processes.memory_bytes([one])
             assert alone > size
