@@ -62,7 +62,7 @@ def test_log_09_a_deposed_leaders_batch_is_refused_whole(tmp_path: Path) -> None
         with nats_server(tmp_path / "nats") as server:
             async with two_planes(server, tmp_path) as (first, second):
                 one, held, mute = first
-                two, _, _ = second
+                two, held_2, _ = second
                 term = one.leader.term
                 assert term is not None
                 held.gate.clear()
@@ -71,13 +71,17 @@ def test_log_09_a_deposed_leaders_batch_is_refused_whole(tmp_path: Path) -> None
                     command = add_command("qwen")
                     await log.send("anna", command)
                     await asyncio.wait_for(held.waiting.wait(), 5)
-                    await until(leads(two), "cp-2 taking over")
+                    # The next leader has its term and has stored nothing yet: only the fence can
+                    # tell the stalled one's batch from a good one.
+                    held_2.gate.clear()
+                    await asyncio.wait_for(held_2.waiting.wait(), 10)
+                    held.gate.set()
+                    await until(lambda: one.leader.term is None, "cp-1 stepping down")
+                    assert [e for e in await history(log) if e.noun == "model"] == []
+                    held_2.gate.set()
                     await until(
                         lambda: command.id in two.leader.world.outcomes, "cp-2 deciding the command"
                     )
-                    # The stalled one wakes with its batch, on the state it had before.
-                    held.gate.set()
-                    await until(lambda: one.leader.term is None, "cp-1 stepping down")
                     assert one.metrics.deposed._value.get() == 1
                     events = await history(log)
                 terms = [e.seq for e in events if isinstance(e.state, Leader)]
@@ -86,7 +90,8 @@ def test_log_09_a_deposed_leaders_batch_is_refused_whole(tmp_path: Path) -> None
                 assert two.leader.term == terms[1] > term
                 lines = [e for e in events if isinstance(e.state, LeaderLine)]
                 assert [e.seq for e in lines if e.seq > terms[1] and e.epoch != terms[1]] == []
-                assert [e.type for e in events if e.noun == "model"] == ["model.added"]
+                added = [(e.type, e.epoch) for e in events if e.noun == "model"]
+                assert added == [("model.added", terms[1])]
                 await until(
                     lambda: one.leader.world.models == two.leader.world.models,
                     "both holding the same models",

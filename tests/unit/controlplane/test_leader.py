@@ -433,9 +433,7 @@ def test_outcomes_and_tombstones_past_their_time_are_forgotten() -> None:
             loop = yard.loop
             subject = f"yard.evt.command.{command}"
             head = loop.world.heads[subject]
-            old = msgspec.structs.replace(
-                head, stored_at=datetime.fromtimestamp(0, head.stored_at.tzinfo)
-            )  # type: ignore[union-attr]
+            old = msgspec.structs.replace(head, stored_at=datetime.fromtimestamp(0, UTC))
             loop.world.heads[subject] = old
             loop._housekept_at -= 7200
             await until(decided(yard, await yard.add("b")), "the next command")
