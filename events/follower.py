@@ -58,11 +58,13 @@ class EventFollower:
         self._synced = False
         self._told_down = False
         self._open = False
+        self._taken: list[tuple[StoredMessage, int]] = []
 
     async def next(self) -> Batch:
         """Waits without a bound for the next batch; see Follower.next.
 
-        Raises Misconfigured when this user may not read what the filters name.
+        May be cancelled without losing anything. Raises Misconfigured when this user may not read what
+        the filters name.
         """
         while True:
             if not self._open:
@@ -70,16 +72,21 @@ class EventFollower:
                 if batch is not None:
                     return batch
                 continue
-            try:
-                taken, connected = await self._pull.take(MAX_ITEMS)
-            except Lost as lost:
-                log.info("follower reopens", extra={"why": str(lost), "position": self._position})
-                self._open = False
-                continue
-            if not connected:
-                self._open = False
-                continue
-            return await self._batch(taken)
+            if not self._taken:
+                try:
+                    self._taken, connected = await self._pull.take(MAX_ITEMS)
+                except Lost as lost:
+                    why = {"why": str(lost), "position": self._position}
+                    log.info("follower reopens", extra=why)
+                    self._open = False
+                    continue
+                if not connected:
+                    self._open = False
+                    continue
+            # Kept until handed over: a caller that gives up waiting loses nothing.
+            batch = await self._batch(self._taken)
+            self._taken = []
+            return batch
 
     async def close(self) -> None:
         """Deletes the consumer."""

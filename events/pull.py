@@ -94,7 +94,7 @@ class StandingPull:
 
     @property
     def backlog(self) -> int:
-        """Messages received and not taken; never more than one and a half batches."""
+        """Messages received and not taken; never more than two batches."""
         return len(self._messages)
 
     async def open(self, start_seq: int | None) -> int:
@@ -126,16 +126,17 @@ class StandingPull:
         """
         while True:
             if self._messages:
-                taken = self._drain(limit)
                 if self._ended is None and self._connection.connected:
-                    await self._refill()
+                    await self._refill(self._credit)
+                # Nothing is awaited behind this line: whoever is cancelled has taken nothing.
+                taken = self._drain(limit)
                 if taken:
                     return taken, True
             if not self._connection.connected:
                 return [], False
             if self._ended is not None or self._generation != self._connection.generation:
                 raise Lost(self._ended or "reconnected")
-            await self._refill()
+            await self._refill(self._credit + len(self._messages))
             self._wake.clear()
             if self._messages:
                 continue
@@ -219,9 +220,9 @@ class StandingPull:
                 self._ended = f"{status} {headers.get('Description', '')}".strip()
         self._wake.set()
 
-    async def _refill(self) -> None:
-        """Asks for another batch when half is used; what is not taken is not asked for again."""
-        if self._credit + len(self._messages) > self._times.batch // 2:
+    async def _refill(self, outstanding: int) -> None:
+        """Asks for another batch when half of one is used; only a reader that takes gets more."""
+        if outstanding > self._times.batch // 2:
             return
         try:
             await self._ask()
@@ -265,6 +266,8 @@ class StandingPull:
             subject += f".{self._filters[0]}"
         else:
             config["filter_subjects"] = list(self._filters)
+        # Named before it is made: a cancelled attempt is cleaned up as well.
+        self._consumer = name
         raw = await self._connection.request(
             subject,
             msgspec.json.encode(
@@ -275,7 +278,6 @@ class StandingPull:
         created = msgspec.json.decode(raw, type=_Created)
         if created.error is not None:
             raise Lost(created.error.description)
-        self._consumer = name
         self._expected_consumer_seq = 1
         self._credit = 0
         self._ended = None

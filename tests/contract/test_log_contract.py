@@ -425,6 +425,36 @@ def test_a_lost_connection_is_told_once_and_nothing_is_missed_after_it(play: Pla
     play(scene)
 
 
+def test_a_reader_that_gives_up_waiting_again_and_again_misses_nothing(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        follower = stage.log.follow(["yard.evt.>"])
+        items: list[Recorded | Broken] = []
+
+        async def write() -> None:
+            for n in range(150):
+                await stage.other.append(drafts.model(f"m{n}", 0), epoch=1)
+
+        writing = asyncio.create_task(write())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 10
+        patience = 0.0
+        while len(items) < 150:
+            assert loop.time() < deadline, len(items)
+            patience = (patience + 0.0007) % 0.004
+            reading = asyncio.create_task(follower.next())
+            await asyncio.wait({reading}, timeout=patience)
+            reading.cancel()
+            try:
+                items += (await reading).items
+            except asyncio.CancelledError:
+                continue
+        await writing
+        assert [i.seq for i in items] == list(range(1, 151))
+        await follower.close()
+
+    play(scene)
+
+
 # --- endings ---
 
 
