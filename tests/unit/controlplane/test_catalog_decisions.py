@@ -149,6 +149,19 @@ def test_an_entry_that_is_so_already_makes_no_event() -> None:
     assert decide(yard(*entries), CatalogApply(entries=entries, prune=True)) == ()
 
 
+def test_req_a01_a_catalog_of_any_size_takes_no_memory_by_itself() -> None:
+    many = [entry(f"m{n}") for n in range(500)]
+    changes = decide({}, CatalogApply(entries=many))
+    assert len(changes) == 500
+    assert {change.noun for change in changes} == {"model"}
+
+
+def test_req_x7_models_keep_the_order_in_which_they_were_configured() -> None:
+    models = yard(entry("z"), entry("a"))
+    models = after(models, CatalogApply(entries=[entry("a", description="x"), entry("m")]))
+    assert sorted(models, key=lambda name: models[name].order) == ["z", "a", "m"]
+
+
 def test_apply_is_all_or_nothing() -> None:
     rejected = refused({}, CatalogApply(entries=[entry("a"), entry("b", extra=1)]))
     assert [p.path for p in rejected.problems] == ["[1].extra"]
