@@ -24,12 +24,14 @@ from nodeagent.launching import LaunchEvent
 from nodeagent.logs_rpc import Logs, LogsRpc
 from nodeagent.ownlog import Head, OwnSubjects, node_subject, plan_subject, read_own, read_subjects
 from nodeagent.reporter import Deposed, Reporter
-from nodeagent.supervisor import Processes, Tools
+from nodeagent.tools import Processes, Tools
 from schemas.beacons import GatewayBeacon, LogsRequest
 from schemas.node import CardInfo, Node, NodeStarted, NodeStopped
 from schemas.plan import Plan, Stop
 
 LOG = logging.getLogger(__name__)
+
+KERNEL_S = 10.0
 
 
 class Launches(Processes, Logs, Adopting, Protocol):
@@ -233,12 +235,14 @@ class Agent:
 
     async def _follow_plan(self) -> None:
         follower = self._a.log.follow([plan_subject(self._id, self._a.prefix)])
+        found = False
         try:
             while True:
                 batch = await follower.next()
                 if not batch.connected:
                     self._a.gateways.connection_lost()
                     continue
+                found = (found and not batch.reset) or bool(batch.items)
                 replaced = batch.reset and self._plan_read.is_set()
                 if replaced:
                     LOG.error("the log was replaced: registering anew")
@@ -255,8 +259,9 @@ class Agent:
                         plan = last.state if isinstance(last.state, Plan) else Plan(node=self._id)
                         self._a.books.plan_read(plan, item.seq)
                 if batch.synced:
-                    if not self._plan_read.is_set() and not batch.items:
+                    if not found:
                         # The log holds no plan for this node: nothing is wanted here.
+                        found = True
                         self._a.books.plan_read(Plan(node=self._id), 0)
                     self._plan_read.set()
                 if replaced:
@@ -329,7 +334,12 @@ class Agent:
                 force=True,
             )
             self._a.fleet.stop_all(stop)
-            await self._a.fleet.all_done()
+            try:
+                # Politely, hard, and what the kernel may need; then they are somebody else's.
+                async with asyncio.timeout(self._a.tools.grace_s + KERNEL_S):
+                    await self._a.fleet.all_done()
+            except TimeoutError:
+                LOG.error("engines outlived the agent", extra={"left": self._a.fleet.alive()})
         left = len(self._a.fleet.alive())
         LOG.info("agent leaves", extra={"node": self._id, "engines_left": left})
         if not self.registered.is_set():

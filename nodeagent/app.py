@@ -37,7 +37,7 @@ from nodeagent.fleet import Fleet
 from nodeagent.journal import Journal
 from nodeagent.launching import Launcher
 from nodeagent.reporter import Deposed, Reporter
-from nodeagent.supervisor import Tools
+from nodeagent.tools import Tools
 from schemas.model import EngineName
 from schemas.node import Node
 from schemas.settings import NodeagentSettings
@@ -220,7 +220,8 @@ async def run(service: Service, ending: Ending) -> None:
     secret = read_secret(node_secret_path(data, service.id))
     drivers = drivers_of(settings)
     try:
-        node = node_of(service.id, settings, drivers)
+        # Asking engines for their versions loads libraries.
+        node = await asyncio.to_thread(node_of, service.id, settings, drivers)
     except BadInventory as error:
         raise FatalError(str(error)) from error
     prefix = service.settings.yard.prefix

@@ -101,6 +101,7 @@ class Books:
         self.ended: dict[str, datetime] = dict(memory.ended)
         self.known: KnownPlan | None = memory.plan
         self._prefix = prefix
+        self.knows_ports = memory.ports is not None
         self._ports = memory.ports or book
         # The journal remembers what was given; the range itself is the configuration's.
         self._ports = replace(self._ports, first=book.first, last=book.last, rest_s=book.rest_s)

@@ -19,7 +19,8 @@ from nodeagent.domain.ports import NoPort
 from nodeagent.journal import Entry
 from nodeagent.launching import LaunchEvent, LaunchReady
 from nodeagent.reporter import Reporter
-from nodeagent.supervisor import Supervisor, Tools
+from nodeagent.supervisor import Supervisor
+from nodeagent.tools import Tools
 from schemas.beacons import EngineCounters
 from schemas.plan import PlanItem, Stop
 from schemas.replica import (

@@ -12,12 +12,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from nodeagent.books import Books
-from nodeagent.domain.adoption import Found, fate, remembered
+from nodeagent.domain.adoption import Found, fate, port_of, remembered
 from nodeagent.domain.assignments import Held
 from nodeagent.fleet import Fleet
 from nodeagent.launching import Ended, Running, StopResult
 from nodeagent.ownlog import OwnSubjects
-from nodeagent.supervisor import Supervisor, Tools
+from nodeagent.supervisor import Supervisor
+from nodeagent.tools import Tools
 from schemas.node import CardInfo
 from schemas.replica import TERMINAL_PHASES, Replica
 
@@ -84,6 +85,9 @@ class Inheritance:
         self._books.cards_told(own.cards)
         self._books.set_up_cards(self._infos)
         for name, told in sorted(own.replicas.items()):
+            if not self._books.knows_ports:
+                # Ports given before the journal was lost must not be given again soon.
+                self._books.rest_port(own.ports.get(name, 0) or port_of(told.endpoint))
             held = self._books.held.get(name)
             if told.phase in TERMINAL_PHASES:
                 if held is None:

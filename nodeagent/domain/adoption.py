@@ -46,13 +46,13 @@ def remembered(told: Replica, port: int, plan: Plan | None) -> Held:
     return Held(
         replica=told,
         launch=item.launch if item is not None else None,
-        port=port or _port_of(told.endpoint),
+        port=port or port_of(told.endpoint),
         cause=item.cause if item is not None else "",
         stop=item.stop if item is not None and told.phase == "draining" else None,
     )
 
 
-def _port_of(endpoint: str | None) -> int:
+def port_of(endpoint: str | None) -> int:
     """The port at the end of a base URL, 0 when it names none."""
     tail = (endpoint or "").rsplit(":", 1)[-1].strip("/")
     return int(tail) if tail.isdecimal() else 0

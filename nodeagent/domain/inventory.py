@@ -3,7 +3,7 @@
 It computes from figures it is handed; reading them off the machine is the shell's affair.
 """
 
-from schemas.node import CardInfo, Node
+from schemas.node import CardInfo
 from schemas.settings import NodeagentSettings
 
 CPU_CARD = "cpu"
@@ -34,9 +34,3 @@ def cards_of(
         seen.add(card.id)
         cards.append(CardInfo(id=card.id, kind=card.kind, memory_bytes=card.memory_bytes))
     return tuple(cards)
-
-
-def changed_fields(before: Node, after: Node) -> tuple[str, ...]:
-    """Names of the fields of the inventory that differ, in alphabetical order."""
-    names = ("allow_commands", "cards", "engines", "host", "version")
-    return tuple(name for name in names if getattr(before, name) != getattr(after, name))

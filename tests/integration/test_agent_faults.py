@@ -316,15 +316,16 @@ def test_log_20_two_agents_of_one_node_the_later_stays_and_the_first_leaves_its_
                     with pytest.raises(Deposed, match="another agent runs the node 'n1'"):
                         await first.task
                     assert alive(pid)
-                    # The second cannot adopt from a folder it does not have: it ends that engine and says so.
-                    await hand.phase("r-1", "failed")
-                    assert not alive(pid)
+                    # The second cannot adopt from a folder it does not have.
+                    assert (await hand.phase("r-1", "failed")).code == "lost"
                     await hand.expect(lambda: hand.card().leases == (), "the lease to end")
                     assert not second.task.done()
                     await hand.plan(an_item("r-2"))
                     await hand.phase("r-2", "ready")
                     assert hand.types().count("node.started") == 2
                     assert "node.stopped" not in hand.types()
+                    assert alive(pid)
+                    psutil.Process(pid).kill()
 
     with pytest.raises(Deposed):
         run(story())

@@ -2,9 +2,8 @@
 
 import pytest
 
-from nodeagent.domain.inventory import BadInventory, cards_of, changed_fields
+from nodeagent.domain.inventory import BadInventory, cards_of
 from schemas.settings import GIB, NodeagentSettings, StaticCard
-from tests.support.agent_yard import a_node
 
 
 def test_the_cpu_card_is_the_smaller_of_limit_and_memory_less_a_tenth():
@@ -43,11 +42,3 @@ def test_declared_cards_follow_in_their_order():
 def test_cards_that_contradict_each_other_are_refused(cards, told):
     with pytest.raises(BadInventory, match=told):
         cards_of(NodeagentSettings(cards=cards), ram_bytes=1, cgroup_limit_bytes=None)
-
-
-def test_what_changed_of_an_inventory_is_named():
-    assert changed_fields(a_node(), a_node()) == ()
-    assert changed_fields(a_node(), a_node(version="2", allow_commands=False)) == (
-        "allow_commands",
-        "version",
-    )

@@ -1,0 +1,154 @@
+"""Brings one engine up: starts its process and waits until it answers, or says why that came to nothing.
+
+It tells what happened and says nothing to the log; the supervisor does. How often to ask and when a load
+counts as stuck is decided in `domain/starts.py`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from nodeagent.domain import starts
+from nodeagent.domain.assignments import Held
+from nodeagent.drivers.driver import Driver, EngineStart, StartRefused
+from nodeagent.launching import Ended, LaunchFault, Running
+from nodeagent.tools import HOST, Tools
+from nodeagent.waking import pause, unless_woken
+from schemas.plan import Launch
+
+PROGRESS_LOOK_S = 1.0
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """The engine answers, `load_s` after its start."""
+
+    start: EngineStart
+    load_s: float
+
+
+class NotStarted(Struct, frozen=True, kw_only=True):
+    """There is no process: why, as code and sentence."""
+
+    code: str
+    reason: str
+
+
+class Stuck(Struct, frozen=True, kw_only=True):
+    """There is a process and it will not serve: why, as code and sentence."""
+
+    code: str
+    reason: str
+
+
+class Loading:
+    """One engine on its way up. `wake` interrupts any wait; `over` then tells whether to give up."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        replica: str,
+        *,
+        held: Callable[[], Held],
+        wake: asyncio.Event,
+        over: Callable[[], bool],
+        running: Running | None,
+    ) -> None:
+        self._t = tools
+        self._name = replica
+        self._held = held
+        self._wake = wake
+        self._over = over
+        self._start: EngineStart | None = None
+        self._said_ready = running is not None and running.ready
+        self._said_load_s = running.load_s if running is not None else None
+
+    def said_ready(self, load_s: float | None) -> None:
+        """The engine said over its pipe that it is ready."""
+        self._said_ready = True
+        self._said_load_s = load_s
+
+    async def begin(self, durable: Awaitable[None] | None) -> Running | Ended | NotStarted | None:
+        """Starts the process. None when the wish to stop came first: nothing was started."""
+        launch = self._held().launch
+        if launch is None:  # only after a lost journal, and then a process was found
+            return NotStarted(code="lost", reason="nobody knows how it was to be started")
+        prepared = await self._prepare(launch)
+        if durable is not None:
+            # An id is started once: that it was must be known here before anything runs.
+            await durable
+        if isinstance(prepared, StartRefused):
+            return NotStarted(code=prepared.code, reason=prepared.sentence)
+        if self._over():
+            return None
+        self._start = prepared
+        try:
+            begun = await self._t.processes.start(
+                self._name, prepared, grace_s=self._t.grace_s, log_bytes=self._t.log_bytes
+            )
+        except LaunchFault as error:
+            return NotStarted(code="spawn_failed", reason=str(error))
+        if isinstance(begun, Running) and begun.ready:
+            self.said_ready(begun.load_s)
+        return begun
+
+    async def wait(self) -> Loaded | Stuck | None:
+        """Waits until the engine serves: told over the pipe, or asked. None when it is over.
+
+        A sign of progress is a growing log; a load silent for the launch's start_timeout_s is stuck.
+        """
+        held = self._held()
+        launch = held.launch
+        start = self._start or (await self._prepare(launch) if launch is not None else None)
+        if launch is None or not isinstance(start, EngineStart):
+            return Stuck(code="lost", reason="adopted, but nobody knows how to ask it")
+        driver = self._t.drivers[launch.engine]
+        loop = asyncio.get_running_loop()
+        began = silent_since = looked = loop.time()
+        age_before_s = _age_s(held.replica.started_at, self._t.now())
+        log_bytes = -1
+        while not self._over():
+            self._wake.clear()
+            age_s = age_before_s + loop.time() - began
+            if self._said_ready:
+                load_s = self._said_load_s
+                return Loaded(start=start, load_s=age_s if load_s is None else load_s)
+            if start.ready == "probe" and await self._answers(driver, launch, start):
+                if self._over():  # somebody else may answer on the port of an engine that is gone
+                    return None
+                return Loaded(start=start, load_s=age_before_s + loop.time() - began)
+            if loop.time() - looked >= PROGRESS_LOOK_S or log_bytes < 0:
+                looked = loop.time()
+                grown = (await self._t.processes.read_log(self._name, None, 1)).next_offset
+                if grown != log_bytes:
+                    log_bytes, silent_since = grown, looked
+            if starts.overdue(loop.time() - silent_since, launch.start_timeout_s):
+                told = f"not ready and silent for {launch.start_timeout_s:g} s"
+                return Stuck(code="start_timeout", reason=f"{told}, {age_s:.0f} s after its start")
+            rest_s = PROGRESS_LOOK_S if start.ready == "pipe" else starts.probe_delay_s(age_s)
+            if launch.start_timeout_s > 0:
+                rest_s = min(rest_s, launch.start_timeout_s)
+            await pause(self._wake, rest_s)
+        return None
+
+    async def _answers(self, driver: Driver, launch: Launch, start: EngineStart) -> bool:
+        key = self._t.engine_key(self._name)
+        asked = driver.probe(start.endpoint, key, health=launch.health)
+        return bool(await unless_woken(self._wake, asked))
+
+    async def _prepare(self, launch: Launch) -> EngineStart | StartRefused:
+        """What to run. In a thread: the driver looks at files that may lie far away."""
+        return await asyncio.to_thread(
+            self._t.drivers[launch.engine].prepare,
+            launch,
+            replica=self._name,
+            host=HOST,
+            port=self._held().port,
+            key=self._t.engine_key(self._name),
+            secrets=self._t.secrets,
+        )
+
+
+def _age_s(since: datetime | None, now: datetime) -> float:
+    return max((now - since).total_seconds(), 0.0) if since is not None else 0.0
