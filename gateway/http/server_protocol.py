@@ -9,21 +9,22 @@ import contextlib
 import logging
 from typing import Final, Protocol, cast
 
-import httptools
-
-from gateway.domain import error_bodies, http_rules
+from gateway.domain import error_bodies
 from gateway.domain.chunked import ChunkedBody, ChunkError
-from gateway.domain.http_rules import CHUNKED, FramingRefused, Headers
+from gateway.domain.http_rules import CHUNKED
 from gateway.http.bodies import Body, BodyBudget
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ClientGone, RequestError
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import JSON_TYPE, Handler, Request, Responder
+from gateway.http.request_head import bad_request, read_request_head
 
 log = logging.getLogger(__name__)
 
 PIPELINE_BYTES: Final = 64 * 1024
 """Bytes of later requests kept while one is answered; above it reading pauses."""
+
+SLICE: Final = 16 * 1024
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -43,30 +44,6 @@ class Home(Protocol):
     def done(self) -> None: ...
 
 
-class _HeadReader:
-    """Collects what httptools reports of one request head.
-
-    It does not hold its parser: the two would keep each other alive until the collector comes, and
-    a collector's pass over every few hundred requests costs more than parsing them.
-    """
-
-    __slots__ = ("complete", "items", "target")
-
-    def __init__(self) -> None:
-        self.items: list[tuple[bytes, bytes]] = []
-        self.target = b""
-        self.complete = False
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.items.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
-
-
 class ServerProtocol(asyncio.Protocol):
     """States: waiting for a head; a request running (its body still arriving or not); discarding
     the rest of a body nobody wanted; lingering (answered, closing, reading only to be polite).
@@ -78,8 +55,9 @@ class ServerProtocol(asyncio.Protocol):
         self._limits = home.limits
         self._transport: asyncio.Transport | None = None
         self._peer = ""
-        self._pending = bytearray()  # an unfinished head, or bytes of the next requests
+        self._head = bytearray()  # an unfinished head
         self._searched = 0
+        self._pending = bytearray()  # bytes of later requests
         self._request: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._body: Body | None = None  # still being received
@@ -87,7 +65,7 @@ class ServerProtocol(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._discarding = False
         self._discarded = 0
-        self._lingering = False
+        self._closing = False
         self._keep_alive = True
         self._expects_continue = False
         self._responder: Responder | None = None
@@ -111,16 +89,18 @@ class ServerProtocol(asyncio.Protocol):
         self._home.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering:
+        if self._closing:
             return
-        if self._body is not None:
-            self._receive_body(data)
-        elif self._request is not None or self._discarding:
+        if self._pending:
             self._pending += data
-            if len(self._pending) > PIPELINE_BYTES:
-                self._pause()
+        elif self._body is not None:
+            self._receive_body(data)
+        elif self._request is not None:
+            self._pending += data
         else:
             self._receive_head(data)
+        if self._pending:
+            self._pump()
 
     def eof_received(self) -> bool:
         # A client that ends its side is gone: keeping an engine busy for half a connection would
@@ -223,7 +203,8 @@ class ServerProtocol(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """A drain: an idle connection ends now, a busy one behind its answer."""
         self._keep_alive = False
-        if self._request is None and not self._lingering and self._transport is not None:
+        if self._request is None and not self._closing and self._transport is not None:
+            self._closing = True
             self._transport.close()
 
     def cut(self) -> bool:
@@ -236,6 +217,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes at once."""
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -243,13 +225,13 @@ class ServerProtocol(asyncio.Protocol):
 
     def _receive_head(self, data: bytes) -> None:
         """Bytes outside any request: a head, whole or in pieces, perhaps with a body behind it."""
-        if self._pending:
-            self._pending += data
-            end = self._pending.find(b"\r\n\r\n", max(0, self._searched - 3))
-            self._searched = len(self._pending)
+        if self._head:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n", max(0, self._searched - 3))
+            self._searched = len(self._head)
             if end >= 0:
-                data = bytes(self._pending)
-                self._pending.clear()
+                data = bytes(self._head)
+                self._head.clear()
         else:
             if data[0] in b"\r\n":  # empty lines before a request are let pass (RFC 9112, 2.2)
                 data = data.lstrip(b"\r\n")
@@ -257,10 +239,10 @@ class ServerProtocol(asyncio.Protocol):
                     return
             end = data.find(b"\r\n\r\n")
             if end < 0:
-                self._pending += data
+                self._head += data
                 self._searched = len(data)
         if end < 0:
-            if len(self._pending) > self._limits.head_bytes:
+            if len(self._head) > self._limits.head_bytes:
                 self._refuse_large_head()
             elif self._why != "head":
                 self._wait_for("head", self._limits.head_timeout_s)
@@ -276,42 +258,22 @@ class ServerProtocol(asyncio.Protocol):
 
     def _begin_request(self, head: bytes, rest: bytes) -> None:
         """A complete head: checks it and starts the handler. Raises RequestError, all closing."""
-        reader = _HeadReader()
-        parser = httptools.HttpRequestParser(reader)
-        try:
-            parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            pass  # an offer to upgrade is not taken up; the request stands
-        except httptools.HttpParserError as problem:
-            raise _bad(f"The request is not valid HTTP/1.1: {problem}.") from None
-        items = reader.items
-        version = parser.get_http_version()
-        method = parser.get_method().decode("ascii")
-        _check_head(head, reader, method, version, self._limits)
-        target = http_rules.split_target(reader.target)
-        if target is None or method == "CONNECT":
-            raise _bad("The request target is not a path.")
-        facts = http_rules.request_facts(items, version)
-        if isinstance(facts, FramingRefused):
-            raise _bad(f"The request is ambiguous: {facts.reason}.")
-        if facts.hosts > 1 or (facts.hosts == 0 and version == "1.1"):
-            raise _bad("A request has exactly one Host header.")
-        if facts.expect is not None and facts.expect.lower() != b"100-continue":
-            raise RequestError(
-                417, "invalid_request", "The only expectation met here is 100-continue.", close=True
-            )
+        parsed = read_request_head(head, self._limits)
+        facts = parsed.facts
         framing = facts.framing
         self._keep_alive = facts.keep_alive and not self._home.draining
-        self._expects_continue = facts.expect is not None and version == "1.1" and framing != 0
+        self._expects_continue = (
+            facts.expect is not None and parsed.version == "1.1" and framing != 0
+        )
         body = self._make_body(framing)
         request = Request(
             self.loop,
-            method=method,
-            target=reader.target,
-            path=target[0],
-            query=target[1],
-            version=version,
-            headers=Headers(items),
+            method=parsed.method,
+            target=parsed.target,
+            path=parsed.path,
+            query=parsed.query,
+            version=parsed.version,
+            headers=parsed.headers,
             body=body,
             received_at=self.loop.time(),
             peer=self._peer,
@@ -319,11 +281,11 @@ class ServerProtocol(asyncio.Protocol):
         self.deadline = 0.0
         self._why = "request"
         self._request = request
-        self._responder = responder = Responder(self, method, version)
+        self._responder = responder = Responder(self, parsed.method, parsed.version)
         if framing == 0:
             body.end()
             if rest:
-                self._pending += rest
+                self._pending[:0] = rest
         else:
             self._body = body
             self._wait_for("body", self._limits.body_idle_timeout_s)
@@ -374,7 +336,7 @@ class ServerProtocol(asyncio.Protocol):
             except ChunkError as problem:
                 self._body = None
                 self._keep_alive = False
-                body.fail(_bad(f"The request body is not properly chunked: {problem}."))
+                body.fail(bad_request(f"The request body is not properly chunked: {problem}."))
                 if self._discarding:
                     self.abort()
                 return
@@ -389,7 +351,7 @@ class ServerProtocol(asyncio.Protocol):
                 self.deadline = 0.0
             body.end()
             if used < len(data):
-                self._pending += data[used:]
+                self._pending[:0] = data[used:]
             if self._discarding:
                 self._discarding = False
                 self._next_request()
@@ -481,19 +443,32 @@ class ServerProtocol(asyncio.Protocol):
 
     def _next_request(self) -> None:
         if self._home.draining and self._transport is not None:
+            self._closing = True
             self._transport.close()
             return
         if not self._write_paused:
             self._wait_for("idle", self._limits.idle_timeout_s)
-        if self._pending:
-            data = bytes(self._pending)
-            self._pending.clear()
-            self._searched = 0
-            self._receive_head(data)
-        self._resume()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Feeds what was kept while a request was answered, in slices, as far as it may go now."""
+        while self._pending and not self._closing:
+            if self._body is None and self._request is not None:
+                break
+            piece = bytes(self._pending[:SLICE])
+            del self._pending[:SLICE]
+            if self._body is not None:
+                self._receive_body(piece)
+            else:
+                self._receive_head(piece)
+        if len(self._pending) > PIPELINE_BYTES:
+            self._pause()
+        elif self._body is None or not self._body.crowded:
+            self._resume()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answers what never became a request, and closes: what follows cannot be trusted."""
+        self._head.clear()
         self._pending.clear()
         self._keep_alive = False
         responder = Responder(self, "", "1.1")
@@ -514,10 +489,10 @@ class ServerProtocol(asyncio.Protocol):
             return
         unread = unread or self._body is not None or bool(self._pending) or self._paused
         self._body = None
+        self._closing = True
         if not unread:
             transport.close()
             return
-        self._lingering = True
         self._pending.clear()
         self._resume()
         if transport.can_write_eof():
@@ -547,26 +522,3 @@ class ServerProtocol(asyncio.Protocol):
     def _wait_for(self, why: str, timeout_s: float) -> None:
         self._why = why
         self.deadline = self.loop.time() + timeout_s if timeout_s > 0 else 0.0
-
-
-def _bad(message: str) -> RequestError:
-    return RequestError(400, "invalid_request", message, close=True)
-
-
-def _check_head(
-    head: bytes, reader: _HeadReader, method: str, version: str, limits: ServerLimits
-) -> None:
-    """What httptools lets pass and we do not. Raises RequestError."""
-    if not reader.complete:
-        raise _bad("The request head is incomplete.")
-    if version not in ("1.1", "1.0"):
-        raise RequestError(505, "invalid_request", "Only HTTP/1.0 and HTTP/1.1 are spoken here.")
-    if len(reader.items) > limits.head_count:
-        raise RequestError(
-            431,
-            "invalid_request",
-            f"The request has more than {limits.head_count} headers.",
-            close=True,
-        )
-    if b"\0" in head or b"\r\n " in head or b"\r\n\t" in head:
-        raise _bad("The request head holds a folded line or a NUL.")

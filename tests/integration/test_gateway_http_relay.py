@@ -400,7 +400,9 @@ def test_a_slow_client_pauses_the_engine_instead_of_growing_memory(loop: str) ->
                 assert transport.get_write_buffer_size() < 1 << 20
                 total = 0
                 while total < 1024 * len(chunk(block)) + 5:
-                    total += len(await client.reader.read(1 << 20))
+                    block_read = await client.reader.read(1 << 20)
+                    assert block_read, "the answer was cut"
+                    total += len(block_read)
                 assert finished.is_set()
             assert yard.relayed[0].complete
 

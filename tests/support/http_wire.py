@@ -133,6 +133,7 @@ class RawEngine:
         self.peers.add(peer)
         try:
             await self.script(peer)
+            await peer.close()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         except AssertionError as failure:
