@@ -121,6 +121,7 @@ def test_req_a18_a_client_that_leaves_ends_its_wait_and_frees_its_place(tmp_path
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:
             await yard.model()
+            await yard.activation("loading")
             gateway = await yard.gateway(wait_s=30.0)
             async with yard.client(gateway, timeout=0.3) as client:
                 with pytest.raises(httpx.ReadTimeout):
