@@ -235,7 +235,10 @@ def _activate(
         actor=stored.actor,
         correlationid=command.correlationid,
     )
-    return scene.checked(decision)
+    checked = scene.checked(decision)
+    if checked is None:
+        scene.index.unserved.add(model.name)
+    return checked
 
 
 def _still_refused(scene: Scene, before: Activation) -> bool:

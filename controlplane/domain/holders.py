@@ -75,12 +75,15 @@ def protected_until(scene: Scene, planned: Planned, waited_s: float) -> datetime
     2. Its first waiter has no answer yet.
     3. The model is held by `load --for`.
     4. Ready for less than the minimum residency, unless the other waits longer than the bound.
+    5. Its demand cannot be ended, because what was last written of it was not understood.
     """
     replica = scene.world.replicas.get(planned.item.replica)
     if replica is None or replica.phase != "ready":  # 1
         return True
     until: datetime | None = None
     for activation in scene.activations_of(replica.model):
+        if not scene.world.head("activation", activation.model, activation.scope).writable:  # 5
+            return True
         # A pending one has not followed its replica yet: its waiters were just woken.
         is_awaited = activation.phase in PENDING_PHASES
         if is_awaited or (activation.phase == "ready" and not activation.answered):  # 2

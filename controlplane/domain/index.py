@@ -96,6 +96,8 @@ class StepIndex:
     `dirty` are the models something happened to since a step found nothing to do for them; `wake` says
     when time alone may change that, `idle` when a model may have been idle for long enough. `short`
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
+    `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
+    those of them somebody asked for in vain.
     """
 
     def __init__(self) -> None:
@@ -111,6 +113,8 @@ class StepIndex:
         self.scopes_of: dict[str, set[str]] = {}
         self.dirty: set[str] = set()
         self.unanswered: set[str] = set()
+        self.blocked: set[str] = set()
+        self.unserved: set[str] = set()
         self.short: set[str] = set()
         self.wake = Alarms()
         self.idle = Alarms()

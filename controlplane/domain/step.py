@@ -73,10 +73,16 @@ def _upkeep(scene: Scene) -> Decision | None:
     # Whether a first waiter was answered is told by beacons, which leave no trace in the log.
     index.dirty |= index.unanswered
     for name in sorted(index.dirty):
+        blocked = len(scene.blocked)
         decision = upkeep.look_after(scene, name)
         if decision is not None:
             return decision
         index.dirty.discard(name)
+        index.unserved.discard(name)
+        if len(scene.blocked) > blocked:
+            index.blocked.add(name)
+        else:
+            index.blocked.discard(name)
         index.idle.set(name, idle.not_before(scene, name))
         if reconcile.demand_of(scene, name) is not None:
             index.short.add(name)
@@ -126,13 +132,17 @@ def _wake_at(scene: Scene, standing_due: datetime | None) -> datetime | None:
 
 def _stuck(scene: Scene) -> tuple[str, ...]:
     """Accepted demands nobody can work on, because what must be written for them cannot be."""
-    if not scene.blocked:
-        return ()
     stuck: list[str] = []
-    for (name, scope), activation in sorted(scene.world.activations.items()):
+    for name in sorted(scene.index.blocked | scene.index.unserved):
         model = scene.world.models.get(name)
-        if model is None or activation.phase not in PENDING_PHASES:
+        if model is None:
             continue
-        if is_demanded(activation, model) and any(name in why for why in scene.blocked):
-            stuck.append(f"{name} ({scope})")
+        pending = [
+            a
+            for a in scene.activations_of(name)
+            if a.phase in PENDING_PHASES and is_demanded(a, model)
+        ]
+        stuck.extend(f"{name} ({activation.scope})" for activation in pending)
+        if not pending and name in scene.index.unserved:
+            stuck.append(name)
     return tuple(stuck)

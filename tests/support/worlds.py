@@ -609,6 +609,10 @@ class Yard:
         self.sent.add(message_id)
         self.send(ModelActivate(model=name, rev=rev), actor="gateway", id_=message_id)
 
+    def send_activate(self, name: str) -> None:
+        """An activate of some gateway, whatever its table says."""
+        self.send(ModelActivate(model=name), actor="gateway")
+
     def _serve(self, name: str, replica: str, stream_s: float | None = None) -> None:
         length = self.stream_s if stream_s is None else stream_s
         self.answered.append((self.now, name, replica))

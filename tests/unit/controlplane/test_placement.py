@@ -9,6 +9,8 @@ from controlplane.domain.decision import Live
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Verdict, Wait, place
 from controlplane.domain.scene import Scene
+from events.log import Broken
+from events.subjects import event_subject
 from schemas.commands import ModelLoad, NodeCordon
 from schemas.model import Model, Profile
 from schemas.node import EngineInfo, NodeChanged
@@ -327,3 +329,14 @@ def test_profiles_of_several_cards_are_named_as_not_placed() -> None:
 def _fields(**fields: object) -> dict[str, object]:
     base = profile()
     return {name: getattr(base, name) for name in base.__struct_fields__} | fields
+
+
+def test_a_victim_whose_demand_cannot_be_ended_is_left_alone() -> None:
+    y = loaded(yard(gpu0=8), model("a", 6), model("z", 1))
+    y._seq += 1
+    y.world.apply(Broken(seq=y._seq, subject=event_subject("activation", "a", "any"), why="junk"))
+    y.add(model("b", 6))
+    y.request("b")
+    y.advance(5)
+    assert y.phase("b") == "waiting"
+    assert all(item.stop is None for _, item in y.items())
