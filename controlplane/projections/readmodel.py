@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Raw, Struct
 
 from controlplane.metrics import Metrics
@@ -28,12 +29,15 @@ TOMBSTONE_TTL_S = 7 * 86_400
 """A checkpoint not caught up for longer may have missed endings: everything is read anew."""
 OUTCOMES_KEPT_S = 7 * 86_400
 RETRY_S = 1.0
-IDENTITY_CHECK_S = 5.0
 HOUSEKEEPING_S = 3600.0
 
 
 class NotSynced(Exception):
     """Nothing has been read yet: there is no state to show, not even an old one."""
+
+
+class _OtherHistory(Exception):
+    """The log does not hold the event that was folded last."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -83,6 +87,7 @@ class ReadModel:
         self._identity: StreamIdentity | None = None
         self._building = False
         self._last: Recorded | None = None
+        self._expected: tuple[int, str] | None = None
         self._mark: Checkpoint | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._housekept_at = monotonic()
@@ -117,6 +122,9 @@ class ReadModel:
             try:
                 await self._follow()
                 return
+            except _OtherHistory:
+                log.warning("the log holds another event at the checkpoint; reading anew")
+                self._mark = self._mark and msgspec.structs.replace(self._mark, stream_id="")
             except sqlite3.OperationalError as error:
                 # Full or locked: what was committed stands, the rest is read again from there.
                 self.synced = False
@@ -143,18 +151,17 @@ class ReadModel:
         assert self._database is not None
         self._identity = await self._identity_of_log()
         mark = self._mark
-        resume = mark is not None and await self._trusted(mark)
-        if mark is not None and resume:
+        self._expected = None
+        if mark is not None and self._trusted(mark, self._identity):
             self._building = False
+            # The last event folded is read once more: if another one stands there, the log was put
+            # back to an earlier state and has gone on differently since.
+            if mark.event_seq:
+                self._expected = (mark.event_seq, mark.event_id)
             follower = self._events.follow(
                 [self._filter],
-                after=mark.applied_seq,
-                identity=StreamIdentity(
-                    stream_id=mark.stream_id,
-                    created=mark.stream_created,
-                    last_seq=mark.applied_seq,
-                    schema=self._identity.schema,
-                ),
+                after=mark.event_seq - 1 if mark.event_seq else mark.applied_seq,
+                identity=self._identity,
             )
         else:
             self._metrics.rebuilds.labels("checkpoint" if mark else "empty").inc()
@@ -173,40 +180,26 @@ class ReadModel:
             except LogError:
                 await asyncio.sleep(RETRY_S)
 
-    async def _trusted(self, mark: Checkpoint) -> bool:
+    def _trusted(self, mark: Checkpoint, identity: StreamIdentity) -> bool:
         """Whether the checkpoint still belongs to the log; else everything is read anew.
 
-        1 the same stream  2 the log still holds what was applied  3 the last event applied is the same
-        4 it was caught up less than a tombstone's life ago.
+        1 the same stream  2 the log still holds what was applied  3 it was caught up less than a
+        tombstone's life ago. That the last event is the same is seen when it is read again.
         """
-        identity = self._identity
-        assert identity is not None
-        if (mark.stream_id, mark.stream_created) != (identity.stream_id, identity.created):
-            return False  # 1
-        if identity.last_seq < mark.applied_seq:
-            return False  # 2
-        if self._now().timestamp() - mark.caught_up_at > TOMBSTONE_TTL_S:
-            return False  # 4
-        return await self._same_event(mark)  # 3
+        return (
+            (mark.stream_id, mark.stream_created) == (identity.stream_id, identity.created)  # 1
+            and identity.last_seq >= mark.applied_seq  # 2
+            and self._now().timestamp() - mark.caught_up_at <= TOMBSTONE_TTL_S  # 3
+        )
 
-    async def _same_event(self, mark: Checkpoint) -> bool:
-        """Reads the event at the checkpoint again. One that was superseded and removed says nothing."""
-        if not mark.event_subject:
+    def _is_expected(self, batch: Batch) -> bool:
+        """Whether the event at the checkpoint is the one folded. One that was removed says nothing."""
+        if self._expected is None or not batch.items:
             return True
-        follower = self._events.follow([mark.event_subject], after=mark.event_seq - 1)
-        try:
-            async with asyncio.timeout(IDENTITY_CHECK_S):
-                batch = await follower.next()
-                while not batch.items and not batch.synced:
-                    batch = await follower.next()
-        except TimeoutError:
-            return False
-        finally:
-            await follower.close()
-        for item in batch.items:
-            if item.seq == mark.event_seq and isinstance(item, Recorded):
-                return item.id == mark.event_id
-        return True
+        seq, event_id = self._expected
+        self._expected = None
+        first = batch.items[0]
+        return first.seq != seq or (isinstance(first, Recorded) and first.id == event_id)
 
     async def _begin_rebuild(self) -> None:
         assert self._database is not None
@@ -225,6 +218,8 @@ class ReadModel:
             await self._begin_rebuild()
         if not batch.connected:
             return
+        if not self._is_expected(batch):
+            raise _OtherHistory
         try:
             table = BUILDING if self._building else LIVE
             statements = [s for item in batch.items for s in fold(table, item)]
