@@ -16,6 +16,9 @@ from events.settings import SettingsError, read_yaml
 from schemas.commands import Problem
 
 LARGEST_BYTES: Final = 4 * 1024 * 1024
+DEEPEST: Final = 32
+MOST_VALUES: Final = 200_000
+"""Aliases let a few lines of YAML stand for any number of values; no catalog needs so many."""
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
@@ -63,7 +66,7 @@ def parse_entries(text: str, name: str) -> EntryFile:
         if not isinstance(entry, dict):
             line = _line(root, f"[{index}]", listed)
             raise UsageMistake(f"{name}:{line}: [{index}]: expected an entry (a mapping of fields)")
-    _check_json(entries, name, root, listed)
+    _Form(name, root, listed).check(entries, "", 0)
     return EntryFile(name=name, entries=entries, listed=listed, root=root)
 
 
@@ -81,27 +84,39 @@ def _text(path: Path, name: str) -> str:
         raise UsageMistake(f"cannot read {name}: {reason}") from error
 
 
-def _check_json(value: Any, name: str, root: Any, listed: bool, path: str = "") -> None:
-    """YAML knows dates and keys that are no text; neither can be sent."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return
-        case list():
-            for index, item in enumerate(value):
-                _check_json(item, name, root, listed, f"{path}[{index}]")
-        case dict():
-            for key, item in value.items():
-                here = f"{path}.{key}"
-                if not isinstance(key, str):
-                    line = _line(root, path, listed)
-                    raise UsageMistake(
-                        f"{name}:{line}: {here}: expected a field name as text; quote it"
-                    )
-                _check_json(item, name, root, listed, here)
-        case _:
-            kind = type(value).__name__
-            line = _line(root, path, listed)
-            raise UsageMistake(f"{name}:{line}: {path}: expected a text, got a {kind}; quote it")
+class _Form:
+    """Checks that a document can be sent as JSON: YAML also knows dates, keys that are no text, cycles."""
+
+    def __init__(self, name: str, root: Any, listed: bool) -> None:
+        self._name = name
+        self._root = root
+        self._listed = listed
+        self._seen = 0
+
+    def check(self, value: Any, path: str, depth: int) -> None:
+        """Raises UsageMistake naming file and line."""
+        self._seen += 1
+        if depth > DEEPEST or self._seen > MOST_VALUES:
+            raise self._wrong(path, "too deep or too much to be a catalog")
+        match value:
+            case None | bool() | int() | float() | str():
+                return
+            case list():
+                for index, item in enumerate(value):
+                    self.check(item, f"{path}[{index}]", depth + 1)
+            case dict():
+                for key, item in value.items():
+                    here = f"{path}.{key}"
+                    if not isinstance(key, str):
+                        raise self._wrong(here, "expected a field name as text; quote it")
+                    self.check(item, here, depth + 1)
+            case _:
+                kind = type(value).__name__
+                raise self._wrong(path, f"expected a text, got a {kind}; quote it")
+
+    def _wrong(self, path: str, sentence: str) -> UsageMistake:
+        line = _line(self._root, path, self._listed)
+        return UsageMistake(f"{self._name}:{line}: {path[:200]}: {sentence}")
 
 
 def _line(root: Any, path: str, listed: bool) -> int:

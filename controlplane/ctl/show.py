@@ -89,7 +89,7 @@ def print_fields(value: Mapping[str, Any], indent: str = "") -> None:
         if isinstance(field, dict):
             print(f"{indent}{name}:")
             print_fields(field, indent + "  ")
-        elif isinstance(field, list) and any(isinstance(item, dict | list) for item in field):
+        elif isinstance(field, list) and any(_takes_a_line(item) for item in field):
             print(f"{indent}{name}:")
             for item in field:
                 if isinstance(item, dict):
@@ -104,6 +104,10 @@ def print_fields(value: Mapping[str, Any], indent: str = "") -> None:
 
 def _told(value: Any) -> bool:
     return value is not None and value not in ("", [], {})
+
+
+def _takes_a_line(item: Any) -> bool:
+    return isinstance(item, dict | list) or (isinstance(item, str) and " " in item)
 
 
 def _plain(name: str, value: Any) -> str:

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,3 +136,11 @@ def test_whatever_is_given_is_an_entry_or_problems_with_paths(raw: object) -> No
         assert isinstance(problem, Problem)
         assert problem.path.startswith("[0]")
         assert problem.sentence
+
+
+@given(raw_entries())
+def test_a_model_survives_the_way_through_the_log(raw: dict[str, Any]) -> None:
+    entry = entries.parse(raw, "[0]")
+    if isinstance(entry, ParsedEntry):
+        model = entry.as_model(incarnation="i", order=0)
+        assert msgspec.json.decode(msgspec.json.encode(model), type=Model) == model

@@ -93,6 +93,18 @@ def test_what_is_no_catalog_is_refused_with_its_place(text: str, expected: str) 
     assert caught.value.code == EXIT_USAGE
 
 
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdef", "bcdefg", strict=True)
+)
+
+
+@pytest.mark.parametrize("text", [BOMB, "name: &n [*n]\n", "- " * 100 + "x\n"])
+def test_a_few_lines_that_stand_for_too_much_are_refused(text: str) -> None:
+    with pytest.raises(UsageMistake, match=r"f\.yaml:"):
+        parse_entries(text, "f.yaml")
+
+
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(UsageMistake, match="No such file"):
         read_entries(tmp_path / "none.yaml")
