@@ -5,9 +5,9 @@ once sent, is never taken back: the load is not owned by the request that asked 
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from events.log import EventLog, LogError, Unavailable
 from gateway.domain import demand
@@ -19,6 +19,9 @@ from gateway.metrics import Metrics
 from schemas.commands import Command, ModelActivate
 
 log = logging.getLogger("gateway.activator")
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Starts a task that somebody answers for: a TaskGroup's create_task."""
 
 ACTOR = "gateway"
 
@@ -36,11 +39,13 @@ class Activator:
         metrics: Metrics,
         *,
         new_command_id: Callable[[], str],
+        spawn: Spawn,
     ) -> None:
         self._gateway = gateway
         self._events = events
         self._metrics = metrics
         self._new_command_id = new_command_id
+        self._spawn = spawn
         self._asked: dict[Key, Asked] = {}
         self._commands: dict[Key, Command] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -97,10 +102,7 @@ class Activator:
                 return  # It is still being retried under the same id.
             under_way[1].cancel()
         self._gateway.asked_for(key)
-        self._sends[key] = (
-            message_id,
-            asyncio.get_running_loop().create_task(self._publish(key, message_id, rev)),
-        )
+        self._sends[key] = (message_id, self._spawn(self._publish(key, message_id, rev)))
 
     async def _publish(self, key: Key, message_id: str, rev: int) -> None:
         model, scope = key
@@ -142,12 +144,8 @@ class Activator:
     def timers(self) -> int:
         return len(self._timers)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for key in list(self._timers):
             self._cancel_timer(key)
-        sends = [task for _, task in self._sends.values()]
-        for task in sends:
+        for _, task in self._sends.values():
             task.cancel()
-        for task in sends:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task

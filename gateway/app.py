@@ -84,8 +84,10 @@ async def run_gateway(
     metrics = Metrics()
     timelines = Timelines()
     client = EngineClient(ClientLimits(connect_timeout_s=settings.connect_timeout_s))
-    activator = Activator(gateway, events, metrics, new_command_id=new_id)
-    prober = Prober(gateway, client, engine_key=engine_key)
+    # A task of a part that fails for a reason nobody foresaw ends the whole gateway.
+    group = asyncio.TaskGroup()
+    activator = Activator(gateway, events, metrics, new_command_id=new_id, spawn=group.create_task)
+    prober = Prober(gateway, client, engine_key=engine_key, spawn=group.create_task)
     beacons = Beacons(gateway, wire, metrics, incarnation=new_id())
     path = snapshot_path(data, gateway_id)
     snapshots = SnapshotWriter(gateway, path, metrics)
@@ -115,7 +117,7 @@ async def run_gateway(
     admin = Admin(gateway, metrics, timelines)
     handler = RequestHandler(gateway, inference, admin, metrics, new_request_id=new_id)
     try:
-        async with asyncio.TaskGroup() as group:
+        async with group:
             tasks = [group.create_task(follower.run(), name="follower")]
             await _first_table(gateway, prober, path, synced)
             server = await _listen(handler, settings)
@@ -145,9 +147,9 @@ async def run_gateway(
             await snapshots.write_now()
             for task in tasks:
                 task.cancel()
+            activator.close()
+            prober.close()
     finally:
-        await activator.close()
-        await prober.close()
         await client.close()
         gateway.close()
 
@@ -221,7 +223,9 @@ async def main(service: Service) -> None:
         inbox_prefix=inbox_prefix(user),
         prefix=settings.yard.prefix,
     )
-    try:
+    opened = asyncio.Event()
+
+    async def serving() -> None:
         async with run_gateway(
             service.id,
             settings.gateway,
@@ -231,6 +235,15 @@ async def main(service: Service) -> None:
             engine_key=keys,
             prefix=settings.yard.prefix,
         ):
+            opened.set()
             await service.stopping.wait()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(serving())
+            await service.stopping.wait()
+            if not opened.is_set():
+                # Without a table it may wait for the log for ever; there is nothing to drain.
+                task.cancel()
     finally:
         await connection.close()

@@ -28,11 +28,12 @@ class Beacons:
         self._incarnation = incarnation
         self._n = 0
         self._due = asyncio.Event()
-        self._urgent = False
+        self._urgent = asyncio.Event()
 
     def edge(self, urgent: bool) -> None:
         """Something began or ended. `urgent`: somebody waits for exactly this beacon (a drain)."""
-        self._urgent = self._urgent or urgent
+        if urgent:
+            self._urgent.set()
         self._due.set()
 
     def beacon(self, *, leaving: bool = False) -> GatewayBeacon:
@@ -57,29 +58,24 @@ class Beacons:
         interval_s = self._gateway.settings.beacon_s
         while True:
             self._due.clear()
-            self._urgent = False
+            self._urgent.clear()
             await self._wire.beacon(KIND, self._gateway.id, self.beacon())
             sent_s = clock.now_s()
-            await self._wait(interval_s)
-            late_s = clock.now_s() - sent_s - interval_s
-            self._metrics.loop_lag.set(max(0.0, late_s))
-            gap_s = sent_s + MIN_GAP_S - clock.now_s()
-            if gap_s > 0 and not self._urgent:
-                await self._settle(gap_s)
-
-    async def _settle(self, gap_s: float) -> None:
-        """Lets more edges come, unless one of them is urgent."""
-        deadline_s = self._gateway.clock.now_s() + gap_s
-        while not self._urgent and (left_s := deadline_s - self._gateway.clock.now_s()) > 0:
-            self._due.clear()
-            await self._wait(left_s)
-
-    async def _wait(self, longest_s: float) -> None:
-        """Until an edge, at most that long. Not wait_for: on 3.11 it may swallow a cancellation."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(longest_s):
-                await self._due.wait()
+            await _wait(self._due, interval_s)
+            now_s = clock.now_s()
+            self._metrics.loop_lag.set(max(0.0, now_s - sent_s - interval_s))
+            # More edges may come meanwhile; only an urgent one ends the pause.
+            await _wait(self._urgent, sent_s + MIN_GAP_S - now_s)
 
     async def leave(self) -> None:
         """The last word: nothing runs here any more and nothing will."""
         await self._wire.beacon(KIND, self._gateway.id, self.beacon(leaving=True))
+
+
+async def _wait(event: asyncio.Event, longest_s: float) -> None:
+    """Until the event, at most that long. Not wait_for: on 3.11 it may swallow a cancellation."""
+    if longest_s <= 0:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            await event.wait()

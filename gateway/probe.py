@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 
+from gateway.activator import Spawn
 from gateway.endpoints import EngineKey
 from gateway.gateway import Gateway
 from gateway.http.client import EngineClient
@@ -28,10 +29,13 @@ AT_ONCE = 64
 class Prober:
     """One task per suspected replica, and one that watches replicas on silent nodes."""
 
-    def __init__(self, gateway: Gateway, client: EngineClient, *, engine_key: EngineKey) -> None:
+    def __init__(
+        self, gateway: Gateway, client: EngineClient, *, engine_key: EngineKey, spawn: Spawn
+    ) -> None:
         self._gateway = gateway
         self._client = client
         self._engine_key = engine_key
+        self._spawn = spawn
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes_changed = asyncio.Event()
 
@@ -70,9 +74,7 @@ class Prober:
         """Probes until it passes or the replica is over; called each time it fails somebody."""
         if replica.id in self._tasks:
             return
-        self._tasks[replica.id] = asyncio.get_running_loop().create_task(
-            self._until_passed(replica)
-        )
+        self._tasks[replica.id] = self._spawn(self._until_passed(replica))
 
     async def _until_passed(self, replica: Replica) -> None:
         pause_s = FIRST_PAUSE_S
@@ -117,10 +119,6 @@ class Prober:
                 async with asyncio.timeout(UNREACHABLE_EVERY_S):
                     await self._nodes_changed.wait()
 
-    async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
+    def close(self) -> None:
+        for task in self._tasks.values():
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.app import RunningGateway
 from schemas.model import Scaling
+from schemas.settings import GatewaySettings
 from tests.support.aio import run, until
 from tests.support.gateway_yard import chat, memory_yard
 
@@ -115,6 +116,10 @@ def test_req_a16_a_wait_of_nothing_means_the_default(tmp_path: Path, wait_s: flo
             assert gateway.gateway.wait_s == 45.0
 
     run(story())
+
+
+def test_req_a17_the_default_wait_is_45_seconds() -> None:
+    assert GatewaySettings().wait_s == 45.0
 
 
 def test_req_a18_a_client_that_leaves_ends_its_wait_and_frees_its_place(tmp_path: Path) -> None:
@@ -454,3 +459,75 @@ def test_two_hundred_waiters_are_woken_by_one_event(tmp_path: Path) -> None:
             nothing_left(gateway)
 
     run(story(), timeout_s=40.0)
+
+
+def test_req_a20_a_gateway_that_can_ask_nobody_says_so_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            gateway = await yard.gateway(wait_s=30.0)
+            yard.logs["gw"].connection.disconnect()
+            async with yard.client(gateway) as client, asyncio.timeout(2.0):
+                answer = await client.post(PATH, json=chat())
+            assert answer.json()["error"]["code"] == "yard_unavailable"
+
+    run(story())
+
+
+def test_req_a21_a_wait_succeeds_with_the_first_ready_replica_whoever_started_it(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model(scaling=Scaling(min=0, max=2))
+            engine = await yard.engine()
+            gateway = await yard.gateway(wait_s=30.0)
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat()))
+                await waits(gateway, 1)
+                await yard.activation("loading", replica="r-1")
+                await yard.replica(None, "r-1", "starting")
+                # Not the one its activation names: an operator loaded another.
+                await yard.replica(engine, "r-2")
+                assert (await asked).status_code == 200
+
+    run(story())
+
+
+def test_req_x2_nothing_a_client_types_starts_what_nobody_configured(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model("off", scaling=Scaling())
+            await yard.model("on")
+            gateway = await yard.gateway(wait_s=30.0)
+            names = ["off", "OFF", "on ", "On", "../on", "o%6e", "yard.evt.model.on", "*", ">"]
+            async with yard.client(gateway) as client:
+                for name in names:
+                    answer = await client.post(PATH, json=chat(name))
+                    code = answer.json()["error"]["code"]
+                    assert code == ("model_off" if name == "off" else "model_not_found"), name
+            assert await yard.activates() == []
+
+    run(story())
+
+
+def test_req_x3_a_crowd_that_leaves_leaves_the_load_to_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            gateway = await yard.gateway(wait_s=30.0)
+            async with yard.client(gateway) as client:
+                crowd = [asyncio.create_task(client.post(PATH, json=chat())) for _ in range(20)]
+                await waits(gateway, 20)
+                await yard.wish()
+                for task in crowd:
+                    task.cancel()
+                await waits(gateway, 0)
+                nothing_left(gateway)
+                assert len(await yard.activates()) == 1
+                await yard.applied(gateway, await yard.replica(engine))
+                assert (await client.post(PATH, json=chat())).status_code == 200
+            assert len(engine.seen) == 1
+
+    run(story())

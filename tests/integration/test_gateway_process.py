@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from events import server
 from events.connection import Connection, connect
@@ -219,3 +220,25 @@ def test_inv_6_a_killed_gateway_serves_again_from_its_snapshot_without_nats(tmp_
                 await engine.kill()
 
     run(story(), timeout_s=55.0)
+
+
+def test_log_23_a_gateway_with_neither_nats_nor_a_snapshot_still_ends_when_told(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        ensure_secret(yard_secret_path(tmp_path))
+        nats = NatsServer(tmp_path / "nats", configuration=server.prepare(tmp_path, ["n1"]))
+        gateway = GatewayProcess(nats, tmp_path)
+        try:
+            await gateway.start()
+            log = tmp_path / "gateway.log"
+            # It has begun: the signal has its handler.
+            await until(lambda: "lost" in log.read_text(), "it to miss NATS", timeout_s=20.0)
+            with pytest.raises(httpx.ConnectError):
+                async with httpx.AsyncClient() as client:
+                    await client.get(f"{gateway.url}/readyz")
+            assert await gateway.end(signal.SIGTERM) == 0
+        finally:
+            await gateway.end(signal.SIGKILL)
+
+    run(story(), timeout_s=40.0)
