@@ -60,6 +60,7 @@ class ServerProtocol(asyncio.Protocol):
         self._pending = bytearray()  # bytes of later requests
         self._request: Request | None = None
         self._task: asyncio.Task[None] | None = None
+        self._handler_began = False
         self._body: Body | None = None  # still being received
         self._left = 0
         self._chunks: ChunkedBody | None = None
@@ -212,7 +213,7 @@ class ServerProtocol(asyncio.Protocol):
         if self._task is None:
             self.abort()
             return False
-        self._task.cancel()
+        self._cancel_handler()
         return True
 
     def abort(self) -> None:
@@ -292,6 +293,7 @@ class ServerProtocol(asyncio.Protocol):
             if rest:
                 self._receive_body(rest)
         self._home.begun()
+        self._handler_began = False
         self._task = self.loop.create_task(self._run(request, responder))
 
     def _make_body(self, framing: int) -> Body:
@@ -372,6 +374,7 @@ class ServerProtocol(asyncio.Protocol):
 
     async def _run(self, request: Request, responder: Responder) -> None:
         """The handler's task, and what is answered when the handler does not."""
+        self._handler_began = True
         try:
             await self._home.handler(request, responder)
             if not responder.started:
@@ -505,7 +508,17 @@ class ServerProtocol(asyncio.Protocol):
             self._gone = True
             self._body = None
             request.mark_gone()
-            task.cancel()
+            self._cancel_handler()
+
+    def _cancel_handler(self) -> None:
+        """Cancels the running handler; one that had not begun never will, so it is cleared here."""
+        task, request, responder = self._task, self._request, self._responder
+        if task is None or request is None or responder is None:
+            return
+        task.cancel()
+        if not self._handler_began:
+            request.body.release()
+            self._answered(responder)
 
     # -- flow ----------------------------------------------------------------------------------
 

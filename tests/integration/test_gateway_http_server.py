@@ -528,3 +528,18 @@ def test_scn_b7_a_path_keeps_its_escapes(loop: str) -> None:
                 assert (await client.message())[1] == b"GET %b " % path
 
     run_on(loop, story())
+
+
+def test_a_client_that_leaves_before_its_handler_began_leaves_nothing(loop: str) -> None:
+    async def story() -> None:
+        # Head, body and end arrive together: the handler's task is cancelled before its first step.
+        async with listening(echo) as server:
+            for _ in range(20):
+                async with connected(server.port) as client:
+                    client.writer.write(post(b"x" * 100) * 3)
+                    await client.send_end()
+                    await client.rest()
+            await until(lambda: not server.connections, "no connection")
+            assert server.active == 0
+
+    run_on(loop, story())

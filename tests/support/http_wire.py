@@ -47,6 +47,11 @@ class Peer:
         self.writer.write(data)
         await self.writer.drain()
 
+    async def send_end(self) -> None:
+        """Ends our side of the connection."""
+        with suppress(OSError):
+            self.writer.write_eof()
+
     async def until(self, mark: bytes) -> bytes:
         return await asyncio.wait_for(self.reader.readuntil(mark), DEADLINE_S)
 

@@ -1,0 +1,113 @@
+"""The model's name: read from requests, replaced in requests and answers, all other bytes untouched."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain.model_rewrite import (
+    JsonModelRewriter,
+    SseModelRewriter,
+    model_spans,
+    replace_model,
+)
+from gateway.domain.request_fields import FieldsProblem, RequestFields, read_fields
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["model", "a", 'q"{', "\\"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["model", "x", "messages", "[{"]), JSON), st.text(max_size=9)
+)
+@settings(max_examples=200, deadline=None)
+def test_scn_b2_only_the_top_level_name_changes(document: dict[str, object], name: str) -> None:
+    raw = json.dumps(document, indent=1).encode()
+    changed = json.loads(replace_model(raw, name))
+    expected = dict(document)
+    if isinstance(document.get("model"), str):
+        expected["model"] = name
+    else:
+        assert replace_model(raw, name) == raw
+    assert changed == expected
+
+
+@given(
+    st.dictionaries(st.sampled_from(["model", "x", "y", "[{"]), JSON),
+    st.lists(st.integers(0, 500), max_size=10),
+)
+@settings(max_examples=200, deadline=None)
+def test_an_answer_in_pieces_is_rewritten_like_a_whole_one(
+    document: dict[str, object], cuts: list[int]
+) -> None:
+    raw = json.dumps(document, ensure_ascii=False).encode()
+    marks = sorted({0, len(raw), *(cut % (len(raw) + 1) for cut in cuts)})
+    rewriter = JsonModelRewriter("new")
+    pieces = [rewriter.feed(raw[a:b]) for a, b in itertools.pairwise(marks)]
+    assert b"".join([*pieces, rewriter.finish()]) == replace_model(raw, "new")
+
+
+def test_every_repetition_and_spelling_of_the_key_is_replaced() -> None:
+    raw = rb'{"model" : "a", "mod\u0065l":"b\"c", "n":{"model":"d"}, "model":5}'
+    assert replace_model(raw, 'x"') == (
+        rb'{"model" : "x\"", "mod\u0065l":"x\"", "n":{"model":"d"}, "model":5}'
+    )
+    assert [raw[a:b] for a, b in model_spans(raw)] == [b'"a"', rb'"b\"c"']
+
+
+def test_a_long_answer_is_not_held_back() -> None:
+    rewriter = JsonModelRewriter("new")
+    assert rewriter.feed(b'{"model":"old","data":"').startswith(b'{"model":"new","data":')
+    total = sum(len(rewriter.feed(b"x" * 10_000)) for _ in range(100))
+    assert total > 900_000
+
+
+def test_a_stream_is_rewritten_line_by_line() -> None:
+    rewriter = SseModelRewriter("new")
+    stream = (
+        b': ping\n\ndata: {"model":"old"}\n\ndata:{"a":{"model":"old"}}\r\n\r\ndata: [DONE]\n\n'
+    )
+    out = b"".join(rewriter.feed(stream[i : i + 5]) for i in range(0, len(stream), 5))
+    assert out + rewriter.finish() == stream.replace(b'{"model":"old"}\n', b'{"model":"new"}\n')
+
+
+def test_what_routing_needs_is_read() -> None:
+    body = b'{"messages":[{"content":"x"}],"stream":true,"model":"a/b:\xc3\xa9 c",\
+"stream_options":{"include_usage":true,"x":1},"temperature":0.1}'
+    assert read_fields(body) == RequestFields(model="a/b:é c", stream=True, include_usage=True)
+    assert read_fields(b'{"model":"m","stream":null}') == RequestFields(model="m")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b"{}", "model", "provide a model"),
+        (b'{"model":null}', "model", "provide a model"),
+        (b'{"model":""}', "model", "provide a model"),
+        (b'{"model":5}', "model", "Expected `str"),
+        (b'{"model":"m","stream":"yes"}', "stream", "bool"),
+        (b"[]", None, "object"),
+        (b"", None, "empty"),
+        (b"  ", None, "empty"),
+        (b"{", None, "not valid JSON"),
+        (b'{"model":"m"} x', None, "not valid JSON"),
+        (b'\xff\xfe{"model":"m"}', None, "not valid JSON"),
+        (b'{"model":"\xff"}', None, ""),
+        (b'{"model":"%b"}' % (b"x" * 600), "model", "longer"),
+    ],
+)
+def test_scn_b13_a_request_without_a_model_gets_a_sentence(
+    body: bytes, param: str | None, words: str
+) -> None:
+    problem = read_fields(body)
+    assert isinstance(problem, FieldsProblem)
+    assert problem.param == param
+    assert words in problem.message
