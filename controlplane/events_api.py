@@ -146,7 +146,7 @@ def _models_of(item: Recorded) -> set[str]:
 
 def line_of(item: Recorded | Broken) -> EventLine:
     if isinstance(item, Broken):
-        return EventLine(seq=item.seq, subject=item.subject, problem=item.why)
+        return EventLine(seq=item.seq, subject=item.subject, type="broken", problem=item.why)
     return EventLine(
         seq=item.seq,
         subject=item.subject,

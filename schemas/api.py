@@ -123,14 +123,15 @@ class OutcomeOne(Struct, frozen=True, kw_only=True):
 
 
 class EventLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event as `GET /v1/events` tells it. `problem`: it could not be read (wholly), and why.
+    """One event as `GET /v1/events` tells it. `type` is `broken` for a message nobody can read as
+    an event; `problem` says why that, or a part of it, could not be read.
 
     `change` is what happened, `state` the whole state after it (absent for a tombstone).
     """
 
     seq: int
     subject: str
-    type: str = "broken"
+    type: str
     id: str | None = None
     time: datetime | None = None
     stored_at: datetime | None = None
