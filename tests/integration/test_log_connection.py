@@ -9,12 +9,15 @@ from events.connection import connect
 from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import Misconfigured, Unavailable
 from events.provision import ensure_streams
+from events.pull import PullTimes
 from schemas.beacons import LeaderBeacon, LogsReply, LogsRequest
+from schemas.commands import Command, ModelRemove
 from schemas.settings import NatsSettings
 from tests.support import drafts
 from tests.support.aio import run, until
 from tests.support.logstages import BUDGET, TIMES, open_connection
 from tests.support.natsserver import NatsServer
+from tests.support.tcpproxy import TcpProxy
 
 _USERS = """
 authorization {{ users: [
@@ -245,5 +248,53 @@ def test_closing_while_the_server_is_away_is_short(tmp_path: Path) -> None:
             )
             assert again.connected
             await again.close()
+
+    run(main())
+
+
+def test_log_06_what_was_queued_when_the_line_broke_is_not_sent_afterwards(tmp_path: Path) -> None:
+    async def main() -> None:
+        with NatsServer(tmp_path) as server:
+            async with TcpProxy("127.0.0.1", server.port) as proxy:
+                connection = await open_connection(proxy.url, "one")
+                await ensure_streams(connection, "yard-1", 1)
+                client = connection._client
+                assert client is not None
+                # The moment between queueing and writing, made to last.
+                await client._send_command(b"PUB yard.evt.model.zombie 2\r\n{}\r\n")
+                assert client.pending_data_size > 0
+                proxy.cut_once()
+                await until(lambda: connection.generation == 2, "another connection")
+                log = JetStreamLog(connection, source="/cp/1", budget=BUDGET, times=TIMES)
+                assert (await log.append(drafts.model("m", 0), epoch=1)).seqs == (1,)
+                await connection.close()
+
+    run(main())
+
+
+def test_a_reconnect_is_followed_at_once_not_after_missed_heartbeats(tmp_path: Path) -> None:
+    async def main() -> None:
+        with NatsServer(tmp_path) as server:
+            async with TcpProxy("127.0.0.1", server.port) as proxy:
+                connection = await open_connection(proxy.url, "one")
+                await ensure_streams(connection, "yard-1", 1)
+                patient = PullTimes(heartbeat_s=8.0, expires_s=20.0)
+                log = JetStreamLog(connection, source="/cp/1", budget=BUDGET, times=patient)
+                follower = log.follow(["yard.evt.>"])
+                commands = log.follow_commands(after=0)
+                await follower.next()
+                reading = asyncio.create_task(commands.next())
+                await asyncio.sleep(0)
+                proxy.cut_once()
+                await until(lambda: connection.generation == 2, "another connection")
+                await log.append(drafts.model("m", 0), epoch=1)
+                await log.send("a", Command(id="c", body=ModelRemove(model="m")))
+                items: list[int] = []
+                while not items:
+                    items += [i.seq for i in (await asyncio.wait_for(follower.next(), 3)).items]
+                assert [c.id for c in await asyncio.wait_for(reading, 3)] == ["c"]
+                await follower.close()
+                await commands.close()
+                await connection.close()
 
     run(main())
