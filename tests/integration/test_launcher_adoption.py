@@ -147,8 +147,10 @@ def test_scn_a10_an_engine_that_ended_meanwhile_is_told_as_ended(tmp_path: Path)
     pid, _, _ = killed_agent(tmp_path, WAITS)
 
     async def story() -> None:
+        folder = tmp_path / "replicas" / REPLICA
+        await until(lambda: b"here" in (folder / "engine.log").read_bytes(), "its line")
         os.kill(pid, signal.SIGKILL)
-        await until((tmp_path / "replicas" / REPLICA / "exit.json").exists, "exit.json")
+        await until((folder / "exit.json").exists, "exit.json")
         made = await open_launcher(tmp_path)
         ended = await made.adopt(REPLICA)
         assert isinstance(ended, Ended)
