@@ -56,14 +56,24 @@ class AgentOnANode(RuleBasedStateMachine):
 
     # What the control plane may do.
 
-    @rule(memory=st.integers(1, 70))
-    def want_one_more(self, memory: int) -> None:
+    @rule(memory=st.integers(1, 70), soon=st.booleans())
+    def want_one_more(self, memory: int, soon: bool) -> None:
         self.next_id += 1
         name = f"r-{self.next_id}"
         self.items[name] = an_item(name, memory_bytes=memory)
+        if soon:
+            self.act()
+            if self.held[name].replica.phase == "starting":
+                self._say(self.held[name], ReplicaReady())
+
+    @precondition(lambda self: self.used - self.items.keys())
+    @rule(data=st.data())
+    def name_an_id_that_was_used(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.used - self.items.keys())))
+        self.items[name] = an_item(name, memory_bytes=1)
 
     @precondition(lambda self: self.items)
-    @rule(data=st.data(), take_back=st.booleans(), force=st.booleans())
+    @rule(data=st.data(), take_back=st.booleans(), force=st.sampled_from([False, False, True]))
     def want_it_stopped(self, data: st.DataObject, take_back: bool, force: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.items)))
         self.next_decision += 1
@@ -76,6 +86,7 @@ class AgentOnANode(RuleBasedStateMachine):
             force=force,
         )
         self.items[name] = replace(self.items[name], stop=stop)
+        self.act()
 
     @precondition(lambda self: self.items)
     @rule(data=st.data())
@@ -197,8 +208,12 @@ class AgentOnANode(RuleBasedStateMachine):
         self.confirmed[name].add(gateway)
 
     @precondition(lambda self: self._in_phase("draining"))
-    @rule(data=st.data(), connected=st.booleans())
-    def a_drain_is_judged(self, data: st.DataObject, connected: bool) -> None:
+    @rule(
+        data=st.data(),
+        connected=st.sampled_from([True, True, False]),
+        engine_tells=st.booleans(),
+    )
+    def a_drain_is_judged(self, data: st.DataObject, connected: bool, engine_tells: bool) -> None:
         name = data.draw(st.sampled_from(self._in_phase("draining")))
         held = self.held[name]
         assert held.stop is not None
@@ -225,7 +240,10 @@ class AgentOnANode(RuleBasedStateMachine):
         verdict = drains.judge(facts)
         if isinstance(verdict, drains.AskEngine):
             verdict = drains.judge(
-                replace(facts, engine=EngineCounters(inflight=self._running(name)))
+                replace(
+                    facts,
+                    engine=EngineCounters(inflight=self._running(name) if engine_tells else None),
+                )
             )
         match verdict:
             case drains.StopNow(why=why):
