@@ -107,7 +107,7 @@ def _queue(scene: Scene) -> Decision | None:
 
 def _idle(scene: Scene) -> Decision | None:
     index = scene.index
-    names = index.idle.take(scene.now)
+    names = sorted(index.idle.take(scene.now))
     first: Decision | None = None
     for name in names:
         if first is not None:

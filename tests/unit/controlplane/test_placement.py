@@ -340,3 +340,27 @@ def test_a_victim_whose_demand_cannot_be_ended_is_left_alone() -> None:
     y.advance(5)
     assert y.phase("b") == "waiting"
     assert all(item.stop is None for _, item in y.items())
+
+
+def test_one_without_requests_goes_before_one_that_was_used_less_recently() -> None:
+    y = loaded(yard(gpu0=8), model("a", 3), model("b", 3))
+    y.request("a", stream_s=900)
+    y.advance(30)
+    y.request("b", stream_s=0.1)
+    y.advance(1)
+    verdict = placed(y, model("c", 4))
+    assert isinstance(verdict, Wait)
+    assert [v.item.launch.model for v in verdict.victims] == ["b"]
+
+
+def test_a_second_replica_that_loads_is_no_victim_of_others() -> None:
+    y = loaded(yard(gpu0=4, gpu1=8), model("a", 4, maximum=2))
+    [(_, first)] = y.items("a")
+    y.engine("a").load_s = 900
+    y.do(ModelLoad(model="a"))
+    y.advance(20)
+    assert len(y.items("a")) == 2
+    verdict = placed(y, model("b", 8))
+    assert isinstance(verdict, Wait)
+    assert verdict.victims == ()
+    assert first.replica not in verdict.waiting_for

@@ -261,3 +261,16 @@ def test_replicas_are_counted_once_however_many_there_are() -> None:
     assert count == 20
     y.advance(60, by=5)
     assert len(y.events("record")) == count
+
+
+def test_a_failed_start_on_another_card_waits_twice_as_long() -> None:
+    y = failing(gpu0=8, gpu1=8)
+    waits: list[float] = []
+    for _ in range(3):
+        ask(y)
+        activation = y.activation("a")
+        assert activation.retry_at is not None
+        waits.append((activation.retry_at - activation.since).total_seconds())
+        y.now = activation.retry_at
+    assert waits == [15, 30, 60]
+    assert {f.card: f.count for f in y.record("a").failures} == {"gpu0": 2, "gpu1": 1}
