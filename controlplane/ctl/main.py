@@ -33,7 +33,7 @@ from events.subjects import encode_token
 click.rich_click.TEXT_MARKUP = "markdown"
 click.rich_click.COMMAND_GROUPS = {
     "yardctl": [
-        {"name": "The yard", "commands": ["up", "status", "doctor", "events"]},
+        {"name": "The yard", "commands": ["up", "init", "status", "doctor", "events"]},
         {"name": "The catalog", "commands": ["model", "apply"]},
         {"name": "What runs", "commands": ["replica", "node", "command"]},
     ]
@@ -154,6 +154,19 @@ def up(context: click.Context, data: Path | None, **options: Any) -> None:
             raise UsageMistake(f"--{name} {path}: there is no such file")
     folder = data.expanduser().absolute() if data is not None else place_of(context).data
     raise SystemExit(asyncio.run(run_up(UpOptions(data=folder, **options))))
+
+
+@cli.command()
+@click.option("--data", type=click.Path(path_type=Path), help="Data folder (YARD_DATA).")
+@click.option("--node", "nodes", multiple=True, help="A node's name; may be given several times.")
+@click.pass_context
+def init(context: click.Context, data: Path | None, nodes: Sequence[str]) -> None:
+    """Make secrets and NATS users for a yard whose parts are started one by one; `up` needs no init."""
+    from controlplane.ctl.init import make_yard
+
+    folder = data.expanduser().absolute() if data is not None else place_of(context).data
+    for line in make_yard(folder, nodes):
+        print(line)
 
 
 @cli.command()

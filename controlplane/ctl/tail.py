@@ -118,7 +118,7 @@ def nodes_of(item: Recorded) -> set[str]:
 def line_of(item: Recorded | Broken) -> EventLine:
     """The same line the API tells."""
     if isinstance(item, Broken):
-        return EventLine(seq=item.seq, subject=item.subject, problem=item.why)
+        return EventLine(seq=item.seq, subject=item.subject, type="broken", problem=item.why)
     return EventLine(
         seq=item.seq,
         subject=item.subject,
