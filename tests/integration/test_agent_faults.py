@@ -9,9 +9,11 @@ import psutil
 import pytest
 
 from events.log import Draft
-from events.memory import MemoryLog
+from events.memory import MemoryLog, MemoryWire
+from events.memory_broker import MemoryBroker
 from events.retry import ServerError
 from events.subjects import event_subject
+from nodeagent.agent import Unreadable
 from nodeagent.app import Locked
 from nodeagent.journal import KnownPlan
 from nodeagent.reporter import Deposed
@@ -26,8 +28,10 @@ from tests.support.agent_yard import (
     alive,
     an_item,
     memory_yard,
+    running_agent,
 )
 from tests.support.aio import run, until
+from tests.support.natsserver import free_port
 
 
 async def pid_of(yard: MemoryYard, replica: str) -> int:
@@ -484,6 +488,37 @@ def test_leases_on_a_full_card_survive_the_agent_so_nothing_is_given_twice(tmp_p
             async with yard.agent():
                 await hand.plan(big, an_item("r-2", memory_bytes=3 * GIB))
                 await hand.phase("r-2", "refused")
+
+    run(story())
+
+
+def test_log_22_a_node_subject_nobody_can_read_ends_the_agent_with_a_sentence(tmp_path):
+    async def story():
+        broker = MemoryBroker()
+        broker.put(event_subject("node", "n1"), b'{"specversion": "9.0"}')
+        log = MemoryLog(broker, source="/agent/n1")
+        wire = MemoryWire(log.connection)
+        async with running_agent(tmp_path / "nodeagent", log, wire) as agent:
+            await agent.task
+
+    with pytest.raises(Unreadable, match="yardctl repair"):
+        run(story())
+
+
+def test_scn_a11_ports_given_before_the_journal_was_lost_are_not_given_again_soon(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            port = free_port()
+            async with yard.agent(first_port=port) as first:
+                await hand.plan(an_item("r-1"))
+                before = (await hand.phase("r-1", "ready")).endpoint
+                await first.leave(stop_engines=True)
+            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
+                file.unlink()
+            async with yard.agent(first_port=port):
+                await hand.plan(an_item("r-2"))
+                assert (await hand.phase("r-2", "ready")).endpoint != before
 
     run(story())
 
