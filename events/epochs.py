@@ -19,6 +19,7 @@ class Epochs:
     2 A later event of that node with a smaller epoch is stale. A reader that does not follow `node`
       knows the epoch from the events it does follow.
     3 A control noun's event with a smaller epoch than the last one on its subject is stale.
+      `leader.elected` is exempt: it begins a term, its own sequence, and its expectation guards it.
     4 A tombstone that the control plane wrote for an agent's subject (a removed node) carries a term
       and is not measured against the node.
     """
@@ -33,7 +34,8 @@ class Epochs:
         if spec is None:
             return False
         if spec.writer == "control":
-            return item.epoch < self._subjects.get(item.subject, 0)  # 3
+            known = self._subjects.get(item.subject, 0)
+            return item.type != "leader.elected" and item.epoch < known  # 3
         if item.type == "node.started" or _ended_by_control(item):  # 1, 4
             return False
         known = self._nodes.get(item.key[0], 0)

@@ -91,6 +91,13 @@ def test_a_control_event_of_an_older_term_on_the_same_subject_is_stale() -> None
     ) == [12]
 
 
+def test_an_election_begins_a_term_whatever_it_carries() -> None:
+    cp = "/cp/a"
+    first = event(10, "leader.current", epoch=7, type_="leader.elected", source=cp)
+    second = event(20, "leader.current", epoch=0, type_="leader.elected", source=cp)
+    assert stale(first, second) == []
+
+
 def test_what_the_control_plane_ended_for_a_removed_node_is_not_measured_against_it() -> None:
     assert stale(
         started(20),
