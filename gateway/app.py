@@ -6,6 +6,7 @@ snapshot. End: new requests are turned away, running ones finish, then the yard 
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from events.log import EventLog, Wire
 from events.roles import inbox_prefix
 from events.secrets import read_secret, yard_secret_path
 from events.service import Service
+from gateway.accesslog import AccessLog
 from gateway.activator import Activator
 from gateway.admin import Admin
 from gateway.beacons import Beacons
@@ -26,7 +28,7 @@ from gateway.domain.snapshot import restore
 from gateway.endpoints import EngineKey, Inference
 from gateway.follower_task import TableFollower
 from gateway.gateway import Gateway
-from gateway.handler import RequestHandler
+from gateway.handler import RequestHandler, request_ids
 from gateway.http.bodies import BodyBudget
 from gateway.http.client import EngineClient
 from gateway.http.exchange import Exchange
@@ -74,6 +76,7 @@ async def run_gateway(
     wire: Wire,
     engine_key: EngineKey,
     prefix: str = "yard",
+    access: AccessLog | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Runs a gateway for as long as the block lasts; the end of the block drains it.
 
@@ -115,7 +118,15 @@ async def run_gateway(
         gateway, client, metrics, timelines, engine_key=engine_key, new_exchange=Exchange
     )
     admin = Admin(gateway, metrics, timelines)
-    handler = RequestHandler(gateway, inference, admin, metrics, new_request_id=new_id)
+    access = access or AccessLog()
+    handler = RequestHandler(
+        gateway,
+        inference,
+        admin,
+        metrics,
+        access,
+        new_request_id=request_ids(secrets.token_hex(8)),
+    )
     try:
         async with group:
             tasks = [group.create_task(follower.run(), name="follower")]
@@ -152,6 +163,7 @@ async def run_gateway(
     finally:
         await client.close()
         gateway.close()
+        access.flush()
 
 
 async def _first_table(gateway: Gateway, prober: Prober, path: Path, synced: asyncio.Event) -> None:
@@ -209,6 +221,10 @@ async def _drain(gateway: Gateway, server: Server, beacons: Beacons) -> None:
     log.info("gateway drained", extra={"gateway": gateway.id, "cut": cut})
 
 
+def _nowhere(_: bytes) -> None:
+    """The log level of the yard asks for warnings only."""
+
+
 async def main(service: Service) -> None:
     """The gateway as a service of the yard. Raises SecretMissing, FatalError."""
     settings = service.settings
@@ -234,6 +250,7 @@ async def main(service: Service) -> None:
             wire=JetStreamWire(connection),
             engine_key=keys,
             prefix=settings.yard.prefix,
+            access=AccessLog() if log.isEnabledFor(logging.INFO) else AccessLog(_nowhere),
         ):
             opened.set()
             await service.stopping.wait()

@@ -248,7 +248,7 @@ class Inference:
         written_s = timeline.marks.get("written_to_engine")
         first_s = timeline.marks.get("first_byte")
         if written_s is not None and first_s is not None:
-            self._metrics.first_byte.labels(route.model.name).observe(first_s - written_s)
+            self._metrics.answered_first(route.model.name, first_s - written_s)
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""

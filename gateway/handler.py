@@ -4,10 +4,11 @@ It writes ids, sizes and times to the log, never content, and holds no policy of
 """
 
 import asyncio
-import logging
+import itertools
 import re
 from collections.abc import Callable
 
+from gateway.accesslog import AccessLine, AccessLog
 from gateway.admin import Admin
 from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
@@ -18,8 +19,6 @@ from gateway.http.errors import ClientGone, RequestError
 from gateway.http.messages import Request, Responder
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline
-
-access = logging.getLogger("gateway.access")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -36,6 +35,7 @@ class RequestHandler:
         inference: Inference,
         admin: Admin,
         metrics: Metrics,
+        access: AccessLog,
         *,
         new_request_id: Callable[[], str],
     ) -> None:
@@ -43,6 +43,7 @@ class RequestHandler:
         self._inference = inference
         self._admin = admin
         self._metrics = metrics
+        self._access = access
         self._new_request_id = new_request_id
 
     async def __call__(self, request: Request, respond: Responder) -> None:
@@ -78,7 +79,7 @@ class RequestHandler:
             raise
         finally:
             if place.kind == "inference":
-                self._metrics.requests.labels(served.model, served.code).inc()
+                self._metrics.count(served.model, served.code)
             self._line(request, request_id, served)
 
     def _request_id(self, request: Request) -> str:
@@ -89,24 +90,29 @@ class RequestHandler:
         return self._new_request_id()
 
     def _line(self, request: Request, request_id: str, served: Served) -> None:
-        if not access.isEnabledFor(logging.INFO):
-            return
-        access.info(
-            "request",
-            extra={
-                "request": request_id,
-                "peer": request.peer,
-                "method": request.method,
-                "path": request.path,
-                "status": served.status,
-                "code": served.code,
-                "model": served.model,
-                "replica": served.replica,
-                "waited_ms": round(served.waited_s * 1000),
-                "duration_ms": round((self._gateway.clock.now_s() - request.received_at) * 1000),
-                "moves": served.moves,
-                "sent_bytes": served.sent_bytes,
-                "complete": served.complete,
-                "why": served.why,
-            },
+        clock = self._gateway.clock
+        self._access.add(
+            AccessLine(
+                time=clock.now(),
+                request=request_id,
+                peer=request.peer,
+                method=request.method,
+                path=request.path,
+                status=served.status,
+                code=served.code,
+                model=served.model,
+                replica=served.replica,
+                waited_ms=round(served.waited_s * 1000),
+                duration_ms=round((clock.now_s() - request.received_at) * 1000),
+                moves=served.moves,
+                sent_bytes=served.sent_bytes,
+                complete=served.complete,
+                why=served.why,
+            )
         )
+
+
+def request_ids(prefix: str) -> Callable[[], str]:
+    """Ids for requests that bring none: a random prefix of this gateway's life, and a count."""
+    count = itertools.count(1)
+    return lambda: f"{prefix}-{next(count):x}"

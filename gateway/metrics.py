@@ -35,6 +35,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._of_request: dict[tuple[str, str], Counter] = {}
+        self._of_first_byte: dict[str, Histogram] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
@@ -79,6 +81,20 @@ class Metrics:
             "How late the last beacon timer ran.",
             registry=self.registry,
         )
+
+    def count(self, model: str, code: str) -> None:
+        """One request answered; the children are kept, finding them costs more than counting."""
+        child = self._of_request.get((model, code))
+        if child is None:
+            child = self._of_request[model, code] = self.requests.labels(model, code)
+        child.inc()
+
+    def answered_first(self, model: str, seconds: float) -> None:
+        """An engine's first byte came so long after the request was written to it."""
+        child = self._of_first_byte.get(model)
+        if child is None:
+            child = self._of_first_byte[model] = self.first_byte.labels(model)
+        child.observe(seconds)
 
     def watch(self, read: Callable[[], dict[str, tuple[str, dict[str, float]]]]) -> None:
         """Adds gauges read at scrape time: name -> (text, value by model; "" for none)."""

@@ -18,6 +18,7 @@ from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.secrets import engine_key, node_secret
 from events.subjects import event_subject
+from gateway.accesslog import AccessLog
 from gateway.app import RunningGateway, run_gateway
 from gateway.keys import engine_keys
 from schemas.beacons import GatewayBeacon
@@ -41,6 +42,7 @@ class Yard:
     data: Path
     story: Story = field(default_factory=Story)
     heads: dict[str, tuple[int, int]] = field(default_factory=dict)
+    access: list[bytes] = field(default_factory=list)
     beacons: list[GatewayBeacon] = field(default_factory=list)
     logs: dict[str, MemoryLog] = field(default_factory=dict)
     engines: list[FakeEngine] = field(default_factory=list)
@@ -107,6 +109,7 @@ class Yard:
             events=log,
             wire=MemoryWire(log.connection),
             engine_key=engine_keys(YARD_SECRET),
+            access=AccessLog(self.access.append),
         ) as running:
             yield running
 
