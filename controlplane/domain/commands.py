@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.domain import activation as moves
-from controlplane.domain import catalog, consequences, record, upkeep
+from controlplane.domain import catalog, consequences, following, record, upkeep
 from controlplane.domain.decision import Change, Decision, Rejected
 from controlplane.domain.index import Planned
 from controlplane.domain.placement import Demand
@@ -265,7 +265,7 @@ def _reuse(
         edit = PlanEdit(world=scene.world)
         edit.resume(planned)
         why = "demand came back"
-        change = upkeep.rejoined(scene, wanted, planned, replica, why, is_new=is_new)
+        change = following.rejoined(scene, wanted, planned, replica, why, is_new=is_new)
         return Decision(
             changes=(*edit.changes(why), change),
             what=f"{wanted.model}: {replica.id} goes on, {why}",
@@ -276,7 +276,7 @@ def _reuse(
 def _joined(
     scene: Scene, wanted: Activation, held: Sequence[tuple[Planned, Hold]], is_new: bool
 ) -> Decision | None:
-    change = upkeep.follow(scene, wanted, held, asked=True, is_new=is_new)
+    change = following.follow(scene, wanted, held, asked=True, is_new=is_new)
     if change is None:
         return None
     return Decision(changes=(change,), what=f"{wanted.model}: {change.reason}")

@@ -22,7 +22,7 @@ from controlplane.domain.scene import (
     is_off,
     target_of,
 )
-from controlplane.domain.upkeep import stop_decision
+from controlplane.domain.stops import stop_decision
 from schemas.activation import (
     PENDING_PHASES,
     Activation,

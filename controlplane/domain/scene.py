@@ -122,6 +122,11 @@ class Scene:
         return None
 
 
+def is_current(planned: Planned, model: Model | None) -> bool:
+    """Whether the item belongs to this very entry and not to a former one of the same name."""
+    return model is not None and planned.item.launch.incarnation == model.incarnation
+
+
 def is_off(model: Model) -> bool:
     return model.scaling.max <= 0
 
