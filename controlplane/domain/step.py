@@ -86,6 +86,8 @@ def _upkeep(scene: Scene) -> Decision | None:
         index.idle.set(name, idle.not_before(scene, name))
         if reconcile.demand_of(scene, name) is not None:
             index.short.add(name)
+            # Time alone may have brought it here, with nothing new in the log for the queue to notice.
+            index.queue_seen = None
         else:
             index.short.discard(name)
         index.wake.set(name, upkeep.due_at(scene, name))

@@ -185,3 +185,12 @@ def test_an_unknown_node_is_not_found() -> None:
     outcome = y.do(NodeCordon(node="n7"))
     assert (outcome.status, outcome.code) == ("rejected", "not_found")
     assert outcome.sentence == "there is no node 'n7'; known: n1"
+
+
+def test_a_kept_leader_and_a_new_one_agree_when_time_alone_makes_a_model_short() -> None:
+    y = nodes(3).add(model("a", minimum=1), model("b", 20, minimum=1))
+    y.compares = True
+    y.until(lambda: y.ready("a"), 10)
+    [(node, _)] = y.items("a")
+    y.fall_silent(node)
+    y.until(lambda: len(y.items("a")) == 2, 70)
