@@ -34,6 +34,8 @@ class Known:
     def knows(self, authority: str) -> bool:
         """Whether `host[:port]` is ours; a name told without a port is known under every port."""
         authority = authority.lower()
+        if "@" in authority or "/" in authority:
+            return False  # no Host header of an honest client holds these
         try:
             host = urlsplit(f"//{authority}").hostname or ""
         except ValueError:

@@ -39,7 +39,7 @@ FULL_RETRY_S = 5.0
 FAULT_RETRY_S = 2.0
 IN_FLIGHT_RETRY_S = 0.05
 
-PASSING_ALARMS = ("log_full", "misconfigured", "not_writable")
+PASSING_ALARMS = ("log_full", "misconfigured", "not_writable", "bad_decision")
 """Alarms that a stored batch proves to be over."""
 
 
@@ -128,7 +128,7 @@ class Carrier:
                 "not_writable", f"{error}; `yardctl repair` or an upgrade ends this", FAULT_RETRY_S
             )
         except ValueError as error:
-            return self._pause("decision_failed", str(error), FAULT_RETRY_S)
+            return self._pause("bad_decision", str(error), FAULT_RETRY_S)
         except Conflict as error:
             self._metrics.refused_batches.labels("conflict").inc()
             return await self._after_conflict(error.subject)

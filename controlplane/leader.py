@@ -12,7 +12,7 @@ from datetime import datetime
 
 from controlplane.alarms import Alarms
 from controlplane.candidate import FAULT_RETRY_S, SCHEMA_CHECK_S, Candidate, Me, process_alive
-from controlplane.carrier import Carrier
+from controlplane.carrier import PASSING_ALARMS, Carrier
 from controlplane.commandqueue import CommandQueue
 from controlplane.domain.decision import Decision, Ids, Live, Step
 from controlplane.domain.world import World
@@ -293,7 +293,7 @@ class LeaderLoop:
             self._commands_task.cancel()
         self._commands = self._commands_task = None
         self._stuck_since = {}
-        self.alarms.down("decision_failed", "not_writable", "log_full", "misconfigured")
+        self.alarms.down("decision_failed", *PASSING_ALARMS)
         self._metrics.deposed.inc()
         self._metrics.leading.set(0)
 

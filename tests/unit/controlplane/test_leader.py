@@ -315,6 +315,23 @@ def test_a_decision_function_that_always_fails_turns_readiness_red() -> None:
     run(story())
 
 
+def test_log_22_nothing_is_written_over_an_event_that_cannot_be_read() -> None:
+    async def story() -> None:
+        yard = Yard()
+        async with started(yard.loop):
+            seq = yard.broker.put("yard.evt.model.a", b"junk")
+            await until(lambda: yard.loop.reader.position >= seq, "the junk read")
+            command = await yard.add("a")
+            await until(lambda: bool(yard.findings()), "a finding")
+            (finding,) = yard.findings()
+            assert finding.code == "not_writable"
+            assert "yard.evt.model.a" in finding.sentence
+            assert yard.faulty.batches == 0
+            assert command not in yard.loop.world.outcomes
+
+    run(story())
+
+
 def test_a_fold_that_raises_stops_the_world_and_the_leading() -> None:
     async def story() -> None:
         yard = Yard()
