@@ -151,6 +151,7 @@ class Yard:
     log: list[Recorded] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
     compares: bool = False
+    dead_since: datetime | None = None
     _seq: int = 0
     _command_seq: int = 0
 
@@ -216,6 +217,8 @@ class Yard:
         assert TRANSITIONS[(phase, tag_of(change.event))] == change.state.phase
         if change.state.phase == "refused":
             assert change.state.reason, "a refusal names its reasons"
+            is_off = change.state.code == "model_off"
+            assert is_off or change.state.retry_at is not None, "and when to come back"
 
     def _check_progress(self, change: Change, decision: Decision) -> None:
         tables: dict[str, dict[object, object]] = {  # type: ignore[assignment]
@@ -284,11 +287,12 @@ class Yard:
         for stream in self.streams:
             inflight[stream.replica] = inflight.get(stream.replica, 0) + 1
         use = {m: (self.now - at).total_seconds() for m, at in self.last_use.items()}
+        dead_s = (self.now - self.dead_since).total_seconds() if self.dead_since else 0.0
         gateways = tuple(
             GatewayLive(
                 gateway=name,
                 incarnation="1",
-                age_s=0.0,
+                age_s=dead_s,
                 position=self.world.position,
                 inflight=inflight if place == 0 else {},
                 waiting={m: len(w) for m, w in self.waiting.items() if w} if place == 0 else {},

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
+from schemas.activation import Activation
 from schemas.commands import ModelActivate
 from schemas.model import ModelChanged
 from tests.support.worlds import SETTINGS, Yard, model, profile, yard
@@ -225,3 +226,49 @@ def test_inv_11_requests_for_a_quarantined_and_an_unknown_model_leave_the_log_al
         y.now += timedelta(seconds=0.1)
     assert len(y.log) - before <= 3
     assert y.activation("bad").code == "model_quarantined"
+
+
+def test_inv_5_every_refusal_says_why_and_when_to_come_back() -> None:
+    y = yard(gpu0=8).add(model("large", 20), model("bad"))
+    y.engine("bad").fails = 1000
+    for _ in range(8):
+        for name in ("large", "bad"):
+            y.request(name)
+        y.advance(120, by=10)
+    codes: set[str] = set()
+    for item in y.log:
+        if isinstance(item.state, Activation) and item.state.phase == "refused":
+            assert item.state.reason
+            assert item.state.retry_at is not None
+            assert item.state.retry_at > item.state.since
+            codes.add(item.state.code or "")
+    assert codes == {"no_capacity", "start_failed", "model_quarantined"}
+
+
+def test_a_waiter_answered_before_the_leader_wrote_ready_counts_as_answered() -> None:
+    y = yard().add(model("a"))
+    y.request("a")
+    y.until(lambda: y.phase("a") == "loading", 5)
+    y.engine("a").load_s = 1
+    y.now += timedelta(seconds=1)
+    y.act()
+    y.traffic()
+    y.now += timedelta(seconds=0.8)
+    y.streams.clear()
+    y.settle()
+    assert y.activation("a").answered
+
+
+def test_a_gateway_that_died_while_somebody_waited_does_not_keep_the_place_for_ever() -> None:
+    y = yard().add(model("a", 6), model("b", 6))
+    y.request("a")
+    y.until(lambda: y.phase("a") == "loading", 5)
+    y.dead_since = y.now
+    while not y.ready("a"):
+        y.now += timedelta(seconds=1)
+        y.act()
+        y.settle()
+    assert not y.activation("a").answered
+    y.now += timedelta(seconds=61)
+    y.settle()
+    assert y.activation("a").answered
