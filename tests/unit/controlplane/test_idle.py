@@ -264,3 +264,18 @@ def test_when_to_look_again_is_said() -> None:
     wake_at = y.step().wake_at
     assert wake_at is not None
     assert y.now < wake_at <= y.now + timedelta(seconds=61)
+
+
+def test_a_request_on_a_gateway_heard_lately_is_use_whatever_the_engine_counted() -> None:
+    y = yard().add(model("a", idle_s=5))
+    y.request("a", stream_s=600)
+    y.until(lambda: y.answered, 10)
+    y.now += timedelta(seconds=60)
+    [id_] = y.ready("a")
+    quiet = ReplicaLive(counters=EngineCounters(inflight=0), changed_age_s=50)
+    agent = AgentLive(
+        node="n1", epoch=1, age_s=1, heard=500, heard_for_s=2500, replicas={id_: quiet}
+    )
+    busy = gateway(age_s=8.0, inflight={id_: 1})
+    assert not stops(y, live(y, agents=(agent,), gateways=(busy,)))
+    assert stops(y, live(y, agents=(agent,), gateways=(gateway(age_s=11.0, inflight={id_: 1}),)))
