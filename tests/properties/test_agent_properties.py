@@ -56,8 +56,8 @@ class AgentOnANode(RuleBasedStateMachine):
 
     # What the control plane may do.
 
-    @rule(memory=st.integers(1, 70), soon=st.booleans())
-    def want_one_more(self, memory: int, soon: bool) -> None:
+    @rule(memory=st.integers(1, 70), soon=st.booleans(), busy=st.booleans())
+    def want_one_more(self, memory: int, soon: bool, busy: bool) -> None:
         self.next_id += 1
         name = f"r-{self.next_id}"
         self.items[name] = an_item(name, memory_bytes=memory)
@@ -65,6 +65,8 @@ class AgentOnANode(RuleBasedStateMachine):
             self.act()
             if self.held[name].replica.phase == "starting":
                 self._say(self.held[name], ReplicaReady())
+                if busy:
+                    self.inflight["g1", name] = 1
 
     @precondition(lambda self: self.used - self.items.keys())
     @rule(data=st.data())
@@ -202,10 +204,10 @@ class AgentOnANode(RuleBasedStateMachine):
             self.inflight[key] = self.inflight.get(key, 0) + 1
 
     @precondition(lambda self: self._in_phase("draining"))
-    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS))
-    def a_gateway_sees_the_drain(self, data: st.DataObject, gateway: str) -> None:
+    @rule(data=st.data(), gateways=st.sampled_from([("g1",), ("g2",), GATEWAYS, GATEWAYS]))
+    def gateways_see_the_drain(self, data: st.DataObject, gateways: tuple[str, ...]) -> None:
         name = data.draw(st.sampled_from(self._in_phase("draining")))
-        self.confirmed[name].add(gateway)
+        self.confirmed[name].update(gateways)
 
     @precondition(lambda self: self._in_phase("draining"))
     @rule(
