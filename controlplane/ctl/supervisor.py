@@ -50,7 +50,7 @@ class Supervised:
     process: asyncio.subprocess.Process | None = None
     task: asyncio.Task[None] | None = None
     restarts: int = 0
-    stopping: bool = False
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -87,7 +87,7 @@ class Supervisor:
         spec = service.spec
         loop = asyncio.get_running_loop()
         failures = 0
-        while not service.stopping:
+        while not service.stopping.is_set():
             begun = loop.time()
             try:
                 service.process = await _spawn(spec)
@@ -96,8 +96,11 @@ class Supervisor:
                 service.process = None
             service.started.set()
             self._changed()
+            if service.stopping.is_set():
+                # The stop came while the process was being made and found nothing to signal.
+                self.signal(service, signal.SIGKILL)
             status = -1 if service.process is None else await service.process.wait()
-            if service.stopping:
+            if service.stopping.is_set():
                 return
             failures = 0 if loop.time() - begun > STEADY_S else failures
             delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
@@ -107,37 +110,37 @@ class Supervisor:
                 f"{spec.name} ended ({describe_status(status)}); started again in {delay:g} s"
                 f" (its log: {spec.log})"
             )
-            await asyncio.sleep(delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.stopping.wait(), delay)
+
+    @staticmethod
+    def signal(service: Supervised, number: int) -> None:
+        """Sends a signal to the present process, if there is one."""
+        if service.process is not None and service.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                service.process.send_signal(number)
 
     async def stop(self, name: str, *, stop_signal: int | None = None) -> None:
         """Ends one service: its signal, its grace, then SIGKILL. Nothing happens when it is not running."""
         service = self._services.get(name)
         if service is None:
             return
-        service.stopping = True
-        process = service.process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(stop_signal or service.spec.stop_signal)
-            try:
-                await asyncio.wait_for(process.wait(), service.spec.stop_grace_s)
-            except TimeoutError:
-                self._say(f"{name} did not end within {service.spec.stop_grace_s:g} s; killed")
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if service.task is not None:
-            service.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await service.task
+        service.stopping.set()
+        self.signal(service, stop_signal or service.spec.stop_signal)
+        if service.task is None:
+            return
+        # Never cancelled: a process in the making would be left behind.
+        done, _ = await asyncio.wait({service.task}, timeout=service.spec.stop_grace_s)
+        if not done:
+            self._say(f"{name} did not end within {service.spec.stop_grace_s:g} s; killed")
+            self.signal(service, signal.SIGKILL)
+            await service.task
 
     def kill_all(self) -> None:
         """SIGKILL to everything; for the impatient second Ctrl-C."""
         for service in self._services.values():
-            service.stopping = True
-            if service.process is not None and service.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    service.process.kill()
+            service.stopping.set()
+            self.signal(service, signal.SIGKILL)
 
 
 def describe_status(status: int) -> str:
