@@ -152,13 +152,15 @@ class Connection:
         """Whether there is a connection, waiting for one at most `timeout_s`."""
         if not self.connected and timeout_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._up.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._up.wait()
         return self.connected
 
     async def wait_first_try(self, timeout_s: float) -> None:
         """Returns when the first attempt succeeded or failed."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._first_try.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._first_try.wait()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` when the connection is made or lost; the result ends that."""

@@ -162,5 +162,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 async def wait_or_stop(service: Service, seconds: float) -> bool:
     """Waits that long or until the service is to stop; True when it is."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(service.stopping.wait(), seconds)
+        # Not wait_for: before Python 3.12 it can swallow a cancellation that comes with the event.
+        async with asyncio.timeout(seconds):
+            await service.stopping.wait()
     return service.stopping.is_set()

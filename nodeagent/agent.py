@@ -150,7 +150,8 @@ class Agent:
         self._inherited.set()
         try:
             # Without a journal only the log tells which ids were used, so nothing begins before it did.
-            await asyncio.wait_for(self._met.wait(), self._a.plan_grace_s if remembers else None)
+            async with asyncio.timeout(self._a.plan_grace_s if remembers else None):
+                await self._met.wait()
         except TimeoutError:
             LOG.warning("no word from the log yet: going on with the journal's plan")
         self._a.fleet.acting = True

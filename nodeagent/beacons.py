@@ -99,7 +99,8 @@ class Pulse:
             # Looking keeps the age of the connection right when no drain looks.
             self._gateways.connected_s()
             try:
-                await asyncio.wait_for(self._now.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._now.wait()
             except TimeoutError:
                 continue
             self._now.clear()

@@ -10,7 +10,8 @@ T = TypeVar("T")
 async def pause(wake: asyncio.Event, seconds: float) -> None:
     """Waits that long, or until `wake` is set."""
     try:
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()
     except TimeoutError:
         return
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import httpx
 
+from controlplane.ctl.connect import open_log
 from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
 from controlplane.ctl.up import RunningYard, UpError, UpOptions, Yard, lock_data, start_yard
-from controlplane.ctl.connect import open_log
 from events.log import LogError, Recorded
 
 MODEL: Final = "smollm2"

@@ -111,7 +111,8 @@ class Supervisor:
                 f" (its log: {spec.log})"
             )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(service.stopping.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await service.stopping.wait()
 
     @staticmethod
     def signal(service: Supervised, number: int) -> None:
