@@ -43,12 +43,19 @@ def run(*command: str | Path) -> None:
 
 
 def fingerprint() -> str:
-    """What the installation depends on: the deciding files, the interpreter, the place."""
+    """What the installation depends on: its place, then the deciding files and the environment's Python."""
     digest = hashlib.sha256()
-    for name in DECIDING:
-        digest.update((ROOT / name).read_bytes() + b"\0")
-    digest.update(f"{sys.version_info[:3]} {ROOT}".encode())
-    return digest.hexdigest()
+    for path in (*(ROOT / name for name in DECIDING), VENV / "pyvenv.cfg"):
+        digest.update(path.read_bytes() + b"\0")
+    return f"{ROOT}\n{digest.hexdigest()}\n"
+
+
+def usable() -> bool:
+    """Whether .venv can be installed into: its Python runs, and its programs were made for this folder."""
+    if not PYTHON.exists():
+        return False
+    was_here = not STAMP.exists() or STAMP.read_text().startswith(f"{ROOT}\n")
+    return was_here and subprocess.run([PYTHON, "-c", ""], check=False).returncode == 0
 
 
 def sha256(path: Path) -> str:
@@ -57,18 +64,17 @@ def sha256(path: Path) -> str:
 
 
 def install() -> None:
-    wanted = fingerprint()
-    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted:
+    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == fingerprint():
         return
-    STAMP.unlink(missing_ok=True)
-    if not PYTHON.exists():
+    if not usable():
         say(f"making {VENV.name} with Python {sys.version.split()[0]}")
-        run(sys.executable, "-m", "venv", VENV)
+        run(sys.executable, "-m", "venv", "--clear", VENV)
+    STAMP.unlink(missing_ok=True)
     say("installing what constraints.txt pins")
     pip = (PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     run(*pip, "-c", "constraints.txt", *BUILD)
     run(*pip, "--no-build-isolation", "-c", "constraints.txt", "-e", ".[dev]")
-    STAMP.write_text(wanted)
+    STAMP.write_text(fingerprint())
 
 
 def fetch_model() -> None:
@@ -93,8 +99,9 @@ def fetch_model() -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
-        raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
+    if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything checked the version
+        found = sys.version.split()[0]
+        raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {found}")
     install()
     fetch_model()
 
