@@ -336,3 +336,19 @@ def test_req_a5_a_changed_limit_keeps_an_off_model_off() -> None:
     y.append("model", ("a",), ModelChanged(by="t", fields=("scaling",)), changed)
     y.advance(5)
     assert y.items() == []
+
+
+def test_inv_11_asking_again_for_what_fits_nowhere_writes_nothing_before_its_time() -> None:
+    y = yard(gpu0=8).add(model("a", 20))
+    y.send_activate("a")
+    y.settle()
+    before = len(y.log)
+    for _ in range(50):
+        y.now += timedelta(seconds=1)
+        y.send_activate("a")
+        y.settle()
+    assert len(y.log) == before
+    y.now += timedelta(seconds=11)
+    y.send_activate("a")
+    y.settle()
+    assert len(y.log) == before + 1, "and one answer when its time has come"

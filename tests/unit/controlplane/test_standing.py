@@ -194,3 +194,14 @@ def test_a_kept_leader_and_a_new_one_agree_when_time_alone_makes_a_model_short()
     [(node, _)] = y.items("a")
     y.fall_silent(node)
     y.until(lambda: len(y.items("a")) == 2, 70)
+
+
+def test_after_a_reconnect_old_silence_is_nobodys_fault_for_thirty_seconds() -> None:
+    y = nodes(3)
+    y.fall_silent("n1")
+    y.advance(20)
+    y.leading_since = y.now
+    y.advance(25)
+    assert reach(y, "n1") == "reachable", "silent for 45 s, but this leader listens for 25 s only"
+    y.advance(6)
+    assert reach(y, "n1") == "unreachable"
