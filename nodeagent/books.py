@@ -59,7 +59,7 @@ def event_of(held: Held) -> ReplicaEvent:
         case "waiting":
             return ReplicaWaiting(waiting_for=replica.reason)
         case "refused":
-            return ReplicaRefused()
+            return ReplicaRefused(card_revs=replica.card_revs)
         case "fetching":
             return ReplicaFetching(source=held.launch.source if held.launch else "")
         case "starting":

@@ -151,7 +151,9 @@ class Fleet:
                 self._start(action)
             case assignments.Refuse(item=item, reason=reason, card_revs=revs):
                 LOG.info("replica refused", extra={"replica": item.replica, "reason": reason})
-                self._books.say(self._fresh(item), ReplicaRefused(card_revs=revs), reason=reason)
+                held = self._fresh(item)
+                held = replace(held, replica=replace(held.replica, card_revs=revs))
+                self._books.say(held, ReplicaRefused(card_revs=revs), reason=reason)
             case assignments.Withdraw(item=item, replica=name):
                 held = self._books.held.get(name)
                 if held is None and item is not None:

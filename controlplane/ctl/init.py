@@ -50,5 +50,5 @@ def make_yard(data: Path, nodes: Iterable[str]) -> list[str]:
     return [
         f"secrets        {secrets_folder(data)}",
         f"nodes          {', '.join(wanted)}",
-        f"nats-server -c {configuration} -a 127.0.0.1 -p 4222 -m 8222 -sd {data / 'nats' / 'jetstream'}",
+        f"nats-server -c {configuration} -a 127.0.0.1 -p 4222 -m 8222 -sd {data / 'nats'}",
     ]

@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 import httpx
 
+from controlplane.ctl.init import known_nodes
 from controlplane.ctl.supervisor import (
     ServiceSpec,
     Supervisor,
@@ -211,7 +212,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             name="nats",
             argv=command_line(
                 configuration,
-                data / "nats" / "store",
+                data / "nats",  # the server makes `jetstream` in it
                 host=HOST,
                 port=yard.nats_port,
                 monitoring_port=yard.monitoring_port,
@@ -345,7 +346,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
     ensure_secret(yard_secret_path(data))
     ensure_secret(api_token_path(data))
     ensure_node_secret(data, NODE)
-    configuration = prepare(data, [NODE])
+    configuration = prepare(data, known_nodes(data))
     try:
         specs = _specs(yard, options, configuration)
     except ServerMissing as error:

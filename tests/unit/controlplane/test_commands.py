@@ -92,7 +92,7 @@ def test_an_unreadable_command_is_rejected_when_its_id_is_known() -> None:
     assert y.pending == []
 
 
-def test_req_a4_a15_an_off_model_is_never_started_and_nothing_is_written() -> None:
+def test_req_a15_an_off_model_is_never_started_and_nothing_is_written() -> None:
     y = yard().add(model("a", maximum=0))
     y.settle()
     before = len(y.log)

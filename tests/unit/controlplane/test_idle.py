@@ -182,7 +182,7 @@ def test_a_gateway_that_left_cleanly_holds_nothing() -> None:
     assert stops(y, live(y, gateways=(gateway(age_s=61, inflight={id_: 1}, leaving=True),)))
 
 
-def test_inv_10_scn_a12_a_gateway_that_only_beacons_wakes_and_keeps_nothing() -> None:
+def test_scn_a12_a_gateway_that_only_beacons_wakes_and_keeps_nothing() -> None:
     y = running()
     assert stops(y, live(y, gateways=(gateway(),)))
     y.until(lambda: not y.items(), 10)
