@@ -30,10 +30,11 @@ class WorldReader:
 
     def __init__(self, source: EventLog, *, prefix: str, wake: Callable[[], None]) -> None:
         self._source = source
+        self._prefix = prefix
         self._filter = f"{prefix}.evt.>"
         self._wake = wake
         self._inbox: asyncio.Queue[Batch] = asyncio.Queue(WAITING_BATCHES)
-        self.world = World()
+        self.world = World(prefix=self._prefix)
         self.position = 0
         self.synced = False
         self.connected = False
@@ -66,7 +67,7 @@ class WorldReader:
             return
         if batch.reset:
             log.warning("the history was replaced; reading it from the start")
-            self.world = World()
+            self.world = World(prefix=self._prefix)
             self.broken = {}
             self.position = 0
             self.synced = False

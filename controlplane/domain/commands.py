@@ -27,7 +27,6 @@ from controlplane.domain.scene import (
     is_off,
 )
 from events.log import StoredCommand
-from events.subjects import event_subject
 from schemas import codes
 from schemas.activation import (
     PENDING_PHASES,
@@ -96,7 +95,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         if not head.writable:
             # A head without a type is one nobody could read; with one it is of a newer version.
             code = codes.UPGRADE_REQUIRED if head.type else codes.BROKEN
-            subject = event_subject(change.noun, *change.key)
+            subject = scene.world.subject(change.noun, *change.key)
             return _rejected(
                 scene,
                 stored,
@@ -110,7 +109,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         status="accepted",
         at=scene.now,
         sentence=answer.sentence,
-        refs=tuple(event_subject(c.noun, *c.key) for c in answer.changes),
+        refs=tuple(scene.world.subject(c.noun, *c.key) for c in answer.changes),
         lines=answer.lines,
     )
     return Decision(

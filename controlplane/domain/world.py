@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from events.log import Broken, Recorded
-from events.subjects import event_subject
+from events.subjects import PREFIX, event_subject
 from schemas.activation import Activation
 from schemas.card import Card
 from schemas.commands import Outcome
@@ -50,8 +50,9 @@ _TOUCHED_KEPT: Final = 20_000
 
 @dataclass(slots=True)
 class World:
-    """All aggregates by their key; `position` is the last sequence applied."""
+    """All aggregates by their key; `position` is the last sequence applied. `prefix` is the yard's."""
 
+    prefix: str = PREFIX
     position: int = 0
     heads: dict[str, Head] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
@@ -71,8 +72,11 @@ class World:
     """(noun, key) of every aggregate folded since number `touched_from`: what an index must look at again."""
     touched_from: int = 0
 
+    def subject(self, noun: str, *key: str) -> str:
+        return event_subject(noun, *key, prefix=self.prefix)
+
     def head(self, noun: str, *key: str) -> Head:
-        return self.heads.get(event_subject(noun, *key), NO_HEAD)
+        return self.heads.get(self.subject(noun, *key), NO_HEAD)
 
     def apply(self, item: Recorded | Broken) -> None:
         """Folds one stored event; one at or before the subject's head is ignored (own events come twice)."""
