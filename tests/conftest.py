@@ -15,6 +15,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from events import server
+from events.server import ServerMissing
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 NEED_SERVER = ("contract", "integration", "system")
@@ -45,12 +48,11 @@ def tier_of(path: Path) -> str:
 
 def server_problem() -> str | None:
     """Why there is no usable nats-server; None when there is one."""
-    beside = ROOT / ".venv" / "bin" / "nats-server"
-    program = os.environ.get("NATS_SERVER") or (str(beside) if beside.exists() else "nats-server")
     try:
+        program = server.binary()
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10)
-    except OSError as error:
-        return f"no nats-server ({error}); `make setup` installs it"
+    except (ServerMissing, OSError) as error:
+        return f"no usable nats-server ({error}); `make setup` installs it"
     version = said.stdout.strip().rpartition("v")[2]
     try:
         found = tuple(int(part) for part in version.split("-")[0].split("."))

@@ -6,17 +6,16 @@ A missing or too old server fails the test, it never skips it.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from events.server import binary
 from events.streams import MINIMUM_SERVER, version_of
 from schemas.settings import NatsSettings
 
@@ -29,15 +28,6 @@ jetstream {{
 max_payload: 1MB
 {extra}
 """
-
-
-def binary() -> str:
-    """The server beside this interpreter, else the one on PATH."""
-    beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
-        raise AssertionError("nats-server is missing: `make setup` installs it")
-    return found
 
 
 def free_port() -> int:
@@ -82,7 +72,7 @@ class NatsServer:
         assert self._process is None, "already running"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [binary(), "-c", str(self.configuration), "-a", "127.0.0.1", "-p", str(self.port),
+                [str(binary()), "-c", str(self.configuration), "-a", "127.0.0.1", "-p", str(self.port),
                  "-sd", str(self.store)],
                 stdout=log,
                 stderr=log,

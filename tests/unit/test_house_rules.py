@@ -3,9 +3,11 @@
 import asyncio
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
+from events import server
 from tests import conftest
 
 
@@ -29,7 +31,7 @@ def test_every_process_of_a_run_carries_its_mark() -> None:
 
 
 def test_an_old_or_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NATS_SERVER", "/nowhere/nats-server")
+    monkeypatch.setattr(server, "binary", lambda: Path("/nowhere/nats-server"))
     assert "make setup" in (conftest.server_problem() or "")
-    monkeypatch.setenv("NATS_SERVER", "/bin/echo")
+    monkeypatch.setattr(server, "binary", lambda: Path("/bin/echo"))
     assert "instead of its version" in (conftest.server_problem() or "")
