@@ -54,6 +54,16 @@ from schemas.plan import Stop
 
 ACTIVATE: Final = "model.activate"
 
+LONGEST_ID: Final = 128
+LONGEST_SCOPE: Final = 401
+"""Characters; a scope names a node and a card. Percent-encoded they still fit a subject."""
+MOST_CHANGES: Final = 900
+"""Events of one command; a batch holds 1,000, and there are the outcome and the leader's line."""
+MOST_PROBLEMS: Final = 50
+MOST_LINES: Final = 1000
+LONGEST_SENTENCE: Final = 2000
+"""Characters of what an outcome says, however much of a wrong entry it repeats."""
+
 
 class _Answer(Struct, frozen=True, kw_only=True):
     """What an accepted command changes and tells."""
@@ -66,14 +76,15 @@ class _Answer(Struct, frozen=True, kw_only=True):
 def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     """What the command leads to; None = it is settled without an event.
 
-    1. Its outcome is known: a repeated command has no second effect.
+    1. Its outcome is known: a repeated command has no second effect. Its id names no subject: it cannot
+       have one.
     2. It cannot be read: rejected when at least its id can.
     3. It is too old: rejected, an activate is dropped.
     4. An activate: see `_activate`. 5. Anything else has an outcome in the same batch.
     """
     command = stored.command
     id_ = command.id if command is not None else stored.id
-    if id_ is None or id_ in scene.world.outcomes:  # 1
+    if id_ is None or not 1 <= len(id_) <= LONGEST_ID or id_ in scene.world.outcomes:  # 1
         return None
     if command is None:  # 2
         if stored.name == ACTIVATE:
@@ -90,6 +101,12 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     answer = _answer(scene, stored.actor, command.body)  # 5
     if isinstance(answer, Rejected):
         return _rejected(scene, stored, id_, answer)
+    if len(answer.changes) > MOST_CHANGES:
+        sentence = (
+            f"it would write {len(answer.changes)} events at once, at most {MOST_CHANGES} can be; "
+            "name fewer models at a time"
+        )
+        return _rejected(scene, stored, id_, Rejected(code=codes.INVALID, sentence=sentence))
     for change in answer.changes:
         head = scene.world.head(change.noun, *change.key)
         if not head.writable:
@@ -102,6 +119,9 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
                 id_,
                 Rejected(code=code, sentence=f"{subject} cannot be written: {head.problem}"),
             )
+    too_large = scene.unwritable(answer.changes)
+    if too_large:
+        return _rejected(scene, stored, id_, Rejected(code=codes.INVALID, sentence=too_large))
     outcome = Outcome(
         id=id_,
         actor=stored.actor,
@@ -110,7 +130,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         at=scene.now,
         sentence=answer.sentence,
         refs=tuple(scene.world.subject(c.noun, *c.key) for c in answer.changes),
-        lines=answer.lines,
+        lines=_first(answer.lines, MOST_LINES),
     )
     return Decision(
         changes=answer.changes,
@@ -122,7 +142,13 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     )
 
 
+def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
+    more = len(lines) - most
+    return lines if more <= 0 else (*lines[:most], f"(and {more} lines more)")
+
+
 def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected) -> Decision:
+    sentence = rejected.sentence[:LONGEST_SENTENCE]
     outcome = Outcome(
         id=id_,
         actor=stored.actor,
@@ -130,12 +156,15 @@ def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected)
         status="rejected",
         at=scene.now,
         code=rejected.code,
-        sentence=rejected.sentence,
-        problems=rejected.problems,
+        sentence=sentence,
+        problems=tuple(
+            replace(p, path=p.path[:LONGEST_SENTENCE], sentence=p.sentence[:LONGEST_SENTENCE])
+            for p in rejected.problems[:MOST_PROBLEMS]
+        ),
     )
     return Decision(
         changes=(),
-        what=f"{stored.name} refused, {rejected.code}: {rejected.sentence}",
+        what=f"{stored.name} refused, {rejected.code}: {sentence}",
         cause=id_,
         actor=stored.actor,
         correlationid=stored.command.correlationid if stored.command is not None else None,
@@ -188,7 +217,8 @@ def _activate(
 ) -> Decision | None:
     """A request found no ready replica:
 
-    1. unknown or off: nothing, the gateway answers from its table (A4, A14, A15);
+    1. unknown or off: nothing, the gateway answers from its table (A4, A14, A15); so does a scope that
+       names no card;
     2. it is on its way, or ready: joined;
     3. refused and the time to try again has not come: answered by that refusal already;
     4. a replica is just being stopped for lack of demand: the stop is taken back;
@@ -197,7 +227,7 @@ def _activate(
     7. else it is placed, refused or told to wait in this very decision.
     """
     model = scene.world.models.get(body.model)
-    if model is None or is_off(model):  # 1
+    if model is None or is_off(model) or not _is_scope(body.scope):  # 1
         return None
     key = (body.model, body.scope)
     before = scene.world.activations.get(key)
@@ -238,6 +268,10 @@ def _activate(
     if checked is None:
         scene.index.unserved.add(model.name)
     return checked
+
+
+def _is_scope(scope: str) -> bool:
+    return scope == ANY or ("~" in scope and len(scope) <= LONGEST_SCOPE)
 
 
 def _still_refused(scene: Scene, before: Activation) -> bool:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from heapq import heappop, heappush
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from controlplane.domain.revision import profile_revision
@@ -22,6 +23,9 @@ RoomKey = tuple[int, datetime, str, str]
 
 LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 """Before anything a card can remember."""
+
+ITEM_BYTES: Final = 1536
+"""What an item takes in a plan beside its profile and source, with the longest stop it may get."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -131,6 +135,7 @@ class StepIndex:
         self._ranked_at: dict[CardKey, RoomKey] = {}
         self._cards_known: dict[str, set[CardKey]] = {}
         self._revisions: dict[tuple[str, str], str] = {}
+        self._plan_bytes: dict[str, int] = {}
 
     def sync(self, world: World) -> None:
         if world is not self._world or self._cursor < world.touched_from:
@@ -200,6 +205,7 @@ class StepIndex:
             self.dirty.add(item.launch.model)
 
     def _plan(self, node: str, plan: Plan | None) -> None:
+        self._plan_bytes.pop(node, None)
         before = {item.replica: item for item in self._plans.get(node, _NO_PLAN).items}
         after = {item.replica: item for item in plan.items} if plan is not None else {}
         for replica, item in before.items():
@@ -271,6 +277,15 @@ class StepIndex:
         if known is None:
             known = profile_revision(world.models[model], profile)
             self._revisions[key] = known
+        return known
+
+    def plan_bytes(self, node: str) -> int:
+        """At most what a node's plan takes in the log, every item of it being stopped."""
+        known = self._plan_bytes.get(node)
+        if known is None:
+            plan = self._plans.get(node, _NO_PLAN)
+            known = len(msgspec.json.encode(plan)) + ITEM_BYTES * len(plan.items)
+            self._plan_bytes[node] = known
         return known
 
     def room(self, world: World, node: str, order: int) -> Room:

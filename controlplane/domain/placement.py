@@ -11,12 +11,13 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from controlplane.domain import holders, memory, record
 from controlplane.domain.holders import Draining
-from controlplane.domain.index import LONG_AGO, CardKey, Planned, Room
-from controlplane.domain.scene import ANY, Scene
+from controlplane.domain.index import ITEM_BYTES, LONG_AGO, CardKey, Planned, Room
+from controlplane.domain.scene import ANY, MOST_STATE_BYTES, Scene
 from schemas.activation import Activation
 from schemas.model import Model, Profile
 from schemas.placement import Candidate, PlacementReport
@@ -267,6 +268,16 @@ def _judge(
     unsuited = _unsuited(scene, demand, profile, room)
     if unsuited:
         return no("card", f"{room.card}: {unsuited}")
+    taken = scene.index.plan_bytes(room.node)
+    # No entry is larger than 8 KiB (entries.ENTRY_BYTES), so only long plans need to be measured.
+    if taken * 2 > MOST_STATE_BYTES:
+        more = len(msgspec.json.encode((profile, demand.model.source))) + ITEM_BYTES
+        if taken + more > MOST_STATE_BYTES:
+            return no(
+                "node",
+                f"{room.node}: its plan is full, {taken} of {MOST_STATE_BYTES} bytes are taken "
+                f"and this start needs {more}",
+            )
     if needed > room.total_bytes:
         return no(
             "memory",

@@ -116,6 +116,8 @@ def serve_queue(scene: Scene) -> Decision | None:
         decision = scene.checked(served.decision)
         if decision is not None:
             return decision
+        if served.decision is not None:
+            scene.index.unserved.add(demand.model.name)
         claimed |= served.claimed
         if served.look_at is not None:
             due = served.look_at if due is None else min(due, served.look_at)
@@ -142,6 +144,7 @@ class Served:
 def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
     """One demand:
 
+    0. a replica of it ended and that cannot be recorded: it stays wanted, or it would start for ever;
     1. given up or in backoff: refused, with the time it may be tried again;
     2. placed: a new item in the plan;
     3. room must be made: victims stop, it waits;
@@ -149,6 +152,10 @@ def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
     5. nothing can be judged now: it stays wanted.
     """
     model = demand.model
+    ended = next((p for p, hold in scene.holds_of(model.name) if hold == "ended"), None)
+    if ended is not None:  # 0
+        why = f"the end of {ended.item.replica} is not recorded yet"
+        return Served(_unplaced(scene, demand, why))
     held_back = record.hold_back(scene.world.records.get(model.name), scene.now)
     if held_back is not None:  # 1
         return Served(

@@ -6,17 +6,23 @@ It answers and never decides: a wish it is asked about is neither granted nor re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from controlplane.domain.decision import AgentLive, Change, Decision, Ids, Live
 from controlplane.domain.index import Planned, StepIndex
 from controlplane.domain.world import World
+from events.envelope import MAX_EVENT_BYTES
 from schemas.activation import LIVE_PHASES, Activation
 from schemas.model import Model, Profile
 from schemas.replica import TERMINAL_PHASES
 from schemas.settings import ControlplaneSettings
 
 ANY = "any"
+
+MOST_STATE_BYTES: Final = MAX_EVENT_BYTES - 16 * 1024
+"""A state of an event; the rest is for its envelope, reason and change."""
 
 Hold = Literal["pending", "ready", "stopping", "ended", "away"]
 """How an item counts: on its way, answering, on its way out, over, or on a node nobody hears."""
@@ -26,8 +32,8 @@ Hold = Literal["pending", "ready", "stopping", "ended", "away"]
 class Scene:
     """Everything a decision may look at. `frozen` says why nothing is placed now, empty when it is.
 
-    `blocked` collects, as sentences, the decisions that could not be written because an aggregate's
-    last event was not understood. The world does not change while a scene lasts, so answers are kept.
+    `blocked` collects, as sentences, the decisions that cannot be written: an aggregate's last event
+    was not understood, or its state would be larger than an event may be. The world does not change while a scene lasts, so answers are kept.
     """
 
     world: World
@@ -54,10 +60,13 @@ class Scene:
             head = self.world.head(change.noun, *change.key)
             if not head.writable:
                 return f"{change.noun} {' '.join(change.key)}: {head.problem}"
+            size = 0 if change.state is None else len(msgspec.json.encode(change.state))
+            if size > MOST_STATE_BYTES:
+                return f"{change.noun} {' '.join(change.key)}: {size} bytes, more than fit an event"
         return ""
 
     def checked(self, decision: Decision | None) -> Decision | None:
-        """The decision, or None (and a note in `blocked`) when it would write over a broken aggregate."""
+        """The decision, or None (and a note in `blocked`) when it cannot be written: others must go on."""
         if decision is None:
             return None
         why = self.unwritable(decision.changes)

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from events.log import Broken, StoredCommand
 from events.subjects import event_subject
@@ -352,3 +353,55 @@ def test_inv_11_asking_again_for_what_fits_nowhere_writes_nothing_before_its_tim
     y.send_activate("a")
     y.settle()
     assert len(y.log) == before + 1, "and one answer when its time has come"
+
+
+def test_a_demand_in_the_queue_that_cannot_be_written_is_named() -> None:
+    y = Yard().add(model("a"))
+    y.request("a")
+    y.turn()
+    assert y.phase("a") == "wanted", "there is no node yet"
+    _break(y, "activation", "a", "any")
+    y.node("n1", {"gpu0": 8})
+    y.advance(5)
+    assert y.step().stuck == ("a (any)",)
+
+
+@pytest.mark.parametrize("id_", ["", "x" * 129])
+def test_an_id_that_names_no_subject_is_settled_and_others_go_on(id_: str) -> None:
+    y = yard().add(model("a"))
+    y.send(ModelScale(model="a", min=0, max=2), id_=id_)
+    y.pending[-1] = msgspec.structs.replace(
+        y.pending[-1],
+        command=Command(id=id_, body=ModelScale(model="a", min=0, max=2)),
+        id=id_,
+    )
+    assert y.do(ModelScale(model="a", min=0, max=3)).status == "accepted"
+    assert len(y.world.outcomes) == 1
+
+
+@pytest.mark.parametrize("scope", ["", "gpu0", "n1~" + "x" * 400])
+def test_a_scope_that_names_no_card_writes_nothing(scope: str) -> None:
+    y = yard().add(model("a"))
+    y.settle()
+    before = len(y.log)
+    y.send(ModelActivate(model="a", scope=scope), actor="gateway")
+    y.settle()
+    assert len(y.log) == before
+    assert y.pending == []
+
+
+def test_a_command_that_fits_no_batch_is_refused() -> None:
+    y = yard().add(*(model(f"m{n:04}") for n in range(901)))
+    y.settle()
+    outcome = y.do(CatalogApply(entries=[], prune=True))
+    assert (outcome.status, outcome.code) == ("rejected", "invalid")
+    assert "901 events at once" in outcome.sentence
+    assert len(y.world.models) == 901
+
+
+def test_an_outcome_stays_small_however_much_is_wrong() -> None:
+    y = yard()
+    wrong: list[dict[str, object]] = [{"name": "x" * 20_000}, *({} for _ in range(9_000))]
+    outcome = y.do(CatalogApply(entries=wrong))
+    assert outcome.status == "rejected"
+    assert len(msgspec.json.encode(outcome)) < 100_000

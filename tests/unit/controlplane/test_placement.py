@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+import msgspec
 from msgspec.structs import replace
 
 from controlplane.domain.decision import Live
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Verdict, Wait, place
-from controlplane.domain.scene import Scene
+from controlplane.domain.scene import MOST_STATE_BYTES, Scene
 from events.log import Broken
 from events.subjects import event_subject
 from schemas.commands import ModelLoad, NodeCordon
@@ -364,3 +365,34 @@ def test_a_second_replica_that_loads_is_no_victim_of_others() -> None:
     assert isinstance(verdict, Wait)
     assert verdict.victims == ()
     assert first.replica not in verdict.waiting_for
+
+
+def test_a_full_plan_takes_no_more_and_the_refusal_says_so() -> None:
+    y = Yard().node("n1", {"gpu0": 80})
+    y.settle()
+    long = [model(f"m{n:02}", profiles=[profile(gib=1, args=("x" * 7000,))]) for n in range(40)]
+    y.add(*long)
+    for entry in long:
+        y.request(entry.name)
+        y.turn()
+    y.advance(5)
+    assert len(msgspec.json.encode(y.world.plans["n1"])) < MOST_STATE_BYTES
+    assert y.phase("m00") == "ready"
+    refused = y.activation("m39")
+    assert (refused.phase, refused.code) == ("refused", "no_capacity")
+    assert "n1: its plan is full" in refused.reason
+    y.add(model("small", 1))
+    y.request("m39")
+    y.turn()
+    y.advance(70)
+    assert y.step().stuck == (), "and the others are stopped when they are idle"
+    assert y.ready("m00") == []
+
+
+def test_a_state_that_fits_no_event_stops_its_own_model_only() -> None:
+    y = Yard().node("n1", {"gpu0": 80})
+    y.add(model("big", profiles=[profile(gib=1, args=("x" * 250_000,))]), model("a", 1))
+    y.request("big")
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10, "others go on")
+    assert y.started("big") == 0

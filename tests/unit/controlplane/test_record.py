@@ -2,9 +2,12 @@
 
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from controlplane.domain import record
+from events.log import Broken
+from events.subjects import event_subject
 from schemas.commands import ModelActivate, ModelLoad
 from schemas.model import ModelChanged
 from schemas.replica import ReplicaReady
@@ -274,3 +277,17 @@ def test_a_failed_start_on_another_card_waits_twice_as_long() -> None:
         y.now = activation.retry_at
     assert waits == [15, 30, 60]
     assert {f.card: f.count for f in y.record("a").failures} == {"gpu0": 2, "gpu1": 1}
+
+
+@pytest.mark.parametrize("minimum", [0, 1])
+def test_a_failure_that_cannot_be_recorded_is_not_started_again_for_ever(minimum: int) -> None:
+    y = yard().add(model("a", minimum=minimum), model("b"))
+    y._seq += 1
+    y.world.apply(Broken(seq=y._seq, subject=event_subject("record", "a"), why="not JSON"))
+    y.engine("a").fails = 1000
+    y.request("a")
+    y.request("b")
+    y.advance(30)
+    assert y.started("a") == 1
+    assert y.step().stuck == ("a (any)",)
+    assert y.started("b") == 1
