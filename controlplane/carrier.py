@@ -29,6 +29,7 @@ from events.log import (
     Recorded,
     StoredCommand,
     Unavailable,
+    Unstorable,
 )
 from events.subjects import event_subject
 from schemas.leader import LeaderLine
@@ -47,10 +48,11 @@ class Carried(Struct, frozen=True, kw_only=True):
     """What became of a decision.
 
     `stored`: it took effect and the world holds it. `again`: it did not; decide anew after `delay_s`.
-    `deposed`: another leads. `unknown`: ask `resolve` until it says something else.
+    `deposed`: another leads. `unknown`: ask `resolve` until it says something else. `impossible`: no log
+    could store it; deciding it anew ends the same way.
     """
 
-    result: Literal["stored", "again", "deposed", "unknown"]
+    result: Literal["stored", "again", "deposed", "unknown", "impossible"]
     delay_s: float = 0.0
 
 
@@ -127,8 +129,9 @@ class Carrier:
             return self._pause(
                 "not_writable", f"{error}; `yardctl repair` or an upgrade ends this", FAULT_RETRY_S
             )
-        except ValueError as error:
-            return self._pause("bad_decision", str(error), FAULT_RETRY_S)
+        except (ValueError, Unstorable) as error:
+            self._pause("bad_decision", str(error), FAULT_RETRY_S)
+            return Carried(result="impossible", delay_s=FAULT_RETRY_S)
         except Conflict as error:
             self._metrics.refused_batches.labels("conflict").inc()
             return await self._after_conflict(error.subject)

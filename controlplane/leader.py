@@ -120,6 +120,8 @@ class LeaderLoop:
         self._housekept_at = monotonic()
         self._stuck_since: dict[str, float] = {}
         self._turn_began: float | None = None
+        self._poison: int | None = None
+        """The command whose decision no log could store."""
 
     @property
     def world(self) -> World:
@@ -341,6 +343,9 @@ class LeaderLoop:
                 case "again" | "unknown":
                     if carried.delay_s > 0:
                         return carried.delay_s
+                case "impossible":
+                    if not self._set_aside(self._carrier.settled):
+                        return carried.delay_s
         return 0
 
     def _position(self, consumed: StoredCommand | None) -> int:
@@ -356,6 +361,8 @@ class LeaderLoop:
         """The next step, or None when the decision function failed and a pause is due."""
         assert self._commands is not None
         offered = self._offered()
+        if offered and offered[0].seq == self._poison:
+            return self._refusal(offered[0])
         live = self.live.view(leading_since=self._leading_since)
         try:
             with self._metrics.decide_s.time():
@@ -386,12 +393,24 @@ class LeaderLoop:
         self.alarms.up("decision_failed", f"the decision function failed: {error!r}")
         if not offered:
             return None
-        now = self._now()
         try:
-            self._next_decision(self.world, live, (), now, self._ids, self._settings)
+            self._next_decision(self.world, live, (), self._now(), self._ids, self._settings)
         except Exception:  # noqa: BLE001 - then it is not the command's fault
             return None
-        poison = offered[0]
+        return self._refusal(offered[0])
+
+    def _set_aside(self, command: StoredCommand | None) -> bool:
+        """A command whose decision cannot be stored is refused next; one whose refusal cannot, dropped."""
+        if command is None:
+            return False
+        log.error("a command cannot be carried out", extra={"seq": command.seq, "id": command.id})
+        if command.seq == self._poison:
+            self._settle(command)
+        self._poison = command.seq
+        return True
+
+    def _refusal(self, poison: StoredCommand) -> Step:
+        """The step that refuses a command this version fails at; without an id it is only settled."""
         if poison.id is None or poison.name == "model.activate":
             return Step(consumed=poison)
         return Step(
@@ -406,7 +425,7 @@ class LeaderLoop:
                     actor=poison.actor,
                     name=poison.name,
                     status="rejected",
-                    at=now,
+                    at=self._now(),
                     code="internal",
                     sentence="the control plane failed to decide this command; its log has the reason",
                 ),

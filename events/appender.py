@@ -25,6 +25,7 @@ from events.log import (
     Misconfigured,
     OutcomeUnknown,
     Unavailable,
+    Unstorable,
 )
 from events.lookup import StreamReads
 from events.retry import IN_FLIGHT, Action, ServerError, classify, pause_s
@@ -96,7 +97,7 @@ class Appender:
     ) -> Appended:
         """Stores all or nothing; see EventLog.append_batch."""
         if not 1 <= len(drafts) <= MAX_BATCH:
-            raise Misconfigured(f"a batch has 1 to {MAX_BATCH} events, not {len(drafts)}")
+            raise Unstorable(f"a batch has 1 to {MAX_BATCH} events, not {len(drafts)}")
         if len(drafts) == 1:
             return await self._append_one(drafts[0], epoch, fence)
         return await self._append_many(tuple(drafts), epoch, fence)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from events.envelope import MAX_EVENT_BYTES, Data, Envelope, Written
-from events.log import Broken, Draft, Misconfigured, Recorded, StoredCommand
+from events.log import Broken, Draft, Recorded, StoredCommand, Unstorable
 from events.subjects import CMD, EVT, PREFIX, NotASubject, decode_token
 from events.upcasts import NoUpcast, lift
 from schemas.commands import Command
@@ -99,19 +99,19 @@ def is_tombstone(type_: str) -> bool:
 def encode_event(
     draft: Draft, *, id_: str, source: str, epoch: int, now: datetime, prefix: str = PREFIX
 ) -> bytes:
-    """The bytes of one event. Raises Misconfigured for a draft that no reader would accept."""
+    """The bytes of one event. Raises Unstorable for a draft that no reader would accept."""
     try:
         place = place_of(draft.subject, prefix)
     except NotASubject as error:
-        raise Misconfigured(str(error)) from error
+        raise Unstorable(str(error)) from error
     noun = place.spec
     tag = tag_of(draft.event)
     if noun is None or not isinstance(draft.event, noun.events):
-        raise Misconfigured(f"{tag} is not an event of {draft.subject}")
+        raise Unstorable(f"{tag} is not an event of {draft.subject}")
     if (draft.state is None) != is_tombstone(tag):
-        raise Misconfigured(f"{tag} on {draft.subject}: a tombstone, and only it, has no state")
+        raise Unstorable(f"{tag} on {draft.subject}: a tombstone, and only it, has no state")
     if draft.state is not None and not isinstance(draft.state, noun.state):
-        raise Misconfigured(f"{tag} on {draft.subject} carries a {type(draft.state).__name__}")
+        raise Unstorable(f"{tag} on {draft.subject} carries a {type(draft.state).__name__}")
     body = _ENCODER.encode(
         Written(
             specversion="1.0",
@@ -135,7 +135,7 @@ def encode_event(
         )
     )
     if len(body) > MAX_EVENT_BYTES:
-        raise Misconfigured(
+        raise Unstorable(
             f"{tag} on {draft.subject} takes {len(body)} bytes, more than {MAX_EVENT_BYTES}"
         )
     return body

@@ -53,6 +53,10 @@ class Misconfigured(LogError):
     """A bug or a wrong configuration; retrying cannot help (permissions, batch limits, wrong stream)."""
 
 
+class Unstorable(Misconfigured):
+    """No log could store this very draft or batch (subject, size, shape); others it can."""
+
+
 class Draft(Struct, frozen=True, kw_only=True):
     """An event about to be appended: the aggregate's literal subject, what changed, the state after.
 
@@ -187,7 +191,7 @@ class EventLog(Protocol):
     """Appending, reading and following, with the whole retry table behind it."""
 
     async def append(self, draft: Draft, *, epoch: int) -> Appended:
-        """Stores one event. Raises Conflict, Unavailable, LogFull, Misconfigured."""
+        """Stores one event. Raises Conflict, Unavailable, LogFull, Misconfigured (Unstorable)."""
         ...
 
     async def append_batch(
@@ -196,7 +200,8 @@ class EventLog(Protocol):
         """Stores all or nothing, in order, with consecutive sequences (1 to 1,000 drafts).
 
         The fence is carried by a draft that has no own expectation to lose: the last one, which must be
-        the `leader.log` line. Raises Conflict, Deposed, Unavailable, OutcomeUnknown, LogFull, Misconfigured.
+        the `leader.log` line. Raises Conflict, Deposed, Unavailable, OutcomeUnknown, LogFull, Misconfigured
+        (Unstorable).
         """
         ...
 

@@ -300,6 +300,46 @@ def test_a_command_that_cannot_be_decided_is_refused_and_others_go_on() -> None:
     run(story())
 
 
+@pytest.mark.parametrize("poison", ["key", "size", "twice"])
+def test_a_command_whose_decision_no_log_could_store_is_refused_and_others_go_on(
+    poison: str,
+) -> None:
+    def impossible(
+        world: World,
+        live: Live,
+        commands: Sequence[StoredCommand],
+        now: datetime,
+        ids: Ids,
+        settings: ControlplaneSettings,
+    ) -> Step:
+        step = smallest_domain(world, live, commands, now, ids, settings)
+        decision = step.decision
+        if decision is None or not decision.changes or decision.changes[0].key != ("x",):
+            return step
+        change = decision.changes[0]
+        match poison:
+            case "key":
+                changes = (msgspec.structs.replace(change, key=("",)),)
+            case "size":
+                huge = Model(name="x", incarnation="x" * 300_000)
+                changes = (msgspec.structs.replace(change, state=huge),)
+            case _:
+                changes = (change, change)
+        return msgspec.structs.replace(
+            step, decision=msgspec.structs.replace(decision, changes=changes)
+        )
+
+    async def story() -> None:
+        yard = Yard(impossible)
+        async with started(yard.loop):
+            bad, good = await yard.add("x"), await yard.add("a")
+            await until(decided(yard, good), "the good command")
+            assert yard.loop.world.outcomes[bad].code == "internal"
+            assert yard.findings() == []
+
+    run(story())
+
+
 def test_a_decision_function_that_always_fails_turns_readiness_red() -> None:
     def broken(*_: object) -> Step:
         raise ZeroDivisionError("bug")
