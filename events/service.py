@@ -27,6 +27,10 @@ from schemas.settings import Settings
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 64
+EXIT_DEPOSED: Final = 3
+"""Another agent runs this node. Starting again would depose that one: do not."""
+EXIT_LOCKED: Final = 4
+"""Another agent works in this data folder."""
 
 # Attributes every LogRecord has; whatever else it carries was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

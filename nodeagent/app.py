@@ -22,7 +22,7 @@ from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import EventLog, Wire
 from events.roles import agent_user, inbox_prefix
 from events.secrets import engine_key, node_secret_path, read_secret, secrets_folder
-from events.service import FatalError, Service
+from events.service import EXIT_DEPOSED, EXIT_LOCKED, FatalError, Service
 from events.subjects import encode_token
 from nodeagent import memory
 from nodeagent.agent import Agent, Around, Unreadable
@@ -43,11 +43,6 @@ from schemas.node import Node
 from schemas.settings import NodeagentSettings
 
 LOG = logging.getLogger(__name__)
-
-EXIT_DEPOSED: Final = 3
-"""Another agent runs this node. Starting again would depose that one: do not."""
-EXIT_LOCKED: Final = 4
-"""Another agent works in this data folder."""
 
 
 class Locked(Exception):

@@ -31,7 +31,10 @@ def become_subreaper() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSpec:
-    """One process. `stop_signal` ends it politely, `orphan_signal` reaches it when the supervisor dies."""
+    """One process. `stop_signal` ends it politely, `orphan_signal` reaches it when the supervisor dies.
+
+    `final`: exit codes after which a new start would not help, each with the reason for the person.
+    """
 
     name: str
     argv: Sequence[str]
@@ -40,6 +43,7 @@ class ServiceSpec:
     stop_signal: int = signal.SIGTERM
     orphan_signal: int = signal.SIGTERM
     stop_grace_s: float = 15.0
+    final: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class Supervisor:
         self._say = say
         self._changed = changed
         self._services: dict[str, Supervised] = {}
+        self.given_up: dict[str, str] = {}
+        """Services that ended for good, each with the reason."""
 
     @property
     def names(self) -> list[str]:
@@ -95,12 +101,20 @@ class Supervisor:
                 self._say(f"{spec.name} cannot be started: {error}")
                 service.process = None
             service.started.set()
-            self._changed()
+            self._tell_changed()
             if service.stopping.is_set():
                 # The stop came while the process was being made and found nothing to signal.
                 self.signal(service, signal.SIGKILL)
             status = -1 if service.process is None else await service.process.wait()
             if service.stopping.is_set():
+                return
+            if status in spec.final:
+                self.given_up[spec.name] = spec.final[status]
+                self._say(
+                    f"{spec.name} ended ({describe_status(status)}) and is not started again:"
+                    f" {spec.final[status]} (its log: {spec.log})"
+                )
+                self._tell_changed()
                 return
             failures = 0 if loop.time() - begun > STEADY_S else failures
             delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
@@ -114,28 +128,38 @@ class Supervisor:
                 async with asyncio.timeout(delay):
                     await service.stopping.wait()
 
-    @staticmethod
-    def signal(service: Supervised, number: int) -> None:
-        """Sends a signal to the present process, if there is one."""
-        if service.process is not None and service.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                service.process.send_signal(number)
+    def _tell_changed(self) -> None:
+        """A disk that is full must not cost a process its keeper."""
+        try:
+            self._changed()
+        except OSError as error:
+            self._say(f"what runs could not be written down: {error}")
 
-    async def stop(self, name: str, *, stop_signal: int | None = None) -> None:
-        """Ends one service: its signal, its grace, then SIGKILL. Nothing happens when it is not running."""
+    @staticmethod
+    def signal(service: Supervised, number: int) -> bool:
+        """Sends a signal to the present process; False when there is none."""
+        if service.process is None or service.process.returncode is not None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            service.process.send_signal(number)
+        return True
+
+    async def stop(self, name: str, *, stop_signal: int | None = None) -> bool:
+        """Ends one service: its signal, its grace, then SIGKILL. False when it was not running."""
         service = self._services.get(name)
         if service is None:
-            return
+            return False
         service.stopping.set()
-        self.signal(service, stop_signal or service.spec.stop_signal)
+        ran = self.signal(service, stop_signal or service.spec.stop_signal)
         if service.task is None:
-            return
+            return ran
         # Never cancelled: a process in the making would be left behind.
         done, _ = await asyncio.wait({service.task}, timeout=service.spec.stop_grace_s)
         if not done:
             self._say(f"{name} did not end within {service.spec.stop_grace_s:g} s; killed")
             self.signal(service, signal.SIGKILL)
             await service.task
+        return ran
 
     def kill_all(self) -> None:
         """SIGKILL to everything; for the impatient second Ctrl-C."""
@@ -171,7 +195,8 @@ async def _spawn(spec: ServiceSpec) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=in_child,  # runs between fork and exec only; this process has one thread
+            # Runs between fork and exec only; what other threads this process has sit in waitpid.
+            preexec_fn=in_child,
         )
 
 

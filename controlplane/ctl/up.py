@@ -37,6 +37,7 @@ from events.secrets import (
     yard_secret_path,
 )
 from events.server import ServerMissing, answers, command_line, prepare
+from events.service import EXIT_DEPOSED, EXIT_LOCKED
 from events.settings import SettingsError, load, read_yaml
 
 NODE: Final = "local"
@@ -44,8 +45,18 @@ HOST: Final = "127.0.0.1"
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 READY_TIMEOUT_S: Final = 60.0
-PORT_PATIENCE_S: Final = 15.0
-"""How long the processes of an `up` that was killed may take to let go of their ports."""
+PATIENCE_S: Final = 15.0
+"""How long the processes of an `up` that was killed may take to let go of their ports and folders."""
+
+AGENT_FINAL: Final = {
+    EXIT_DEPOSED: (
+        "another agent runs this node now; a new start would take the node from it, and so on in"
+        " turns. Stop that one, then start `yardctl up` again"
+    ),
+    EXIT_LOCKED: (
+        "another agent works in this data folder. Stop that one, then start `yardctl up` again"
+    ),
+}
 
 
 class UpError(Exception):
@@ -148,6 +159,30 @@ async def _choose_ports(options: UpOptions, patience_s: float) -> tuple[int, int
             await asyncio.sleep(0.1)
     chosen = [p or _free_port() for p in named.values()]
     return chosen[0], chosen[1], chosen[2]
+
+
+async def _wait_for_agent_folder(data: Path, patience_s: float) -> None:
+    """Returns once no agent holds the folder; that of a killed `up` needs a moment to leave."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while _agent_works_in(data):
+        if loop.time() > deadline:
+            raise UpError(f"another agent works in {data / 'nodeagent'}; stop it first")
+        await asyncio.sleep(0.1)
+
+
+def _agent_works_in(data: Path) -> bool:
+    try:
+        lock = os.open(data / "nodeagent" / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _yard_id(data: Path) -> str:
@@ -272,11 +307,12 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             NODE,
             environment=agent_environment,
             stop_grace_s=30.0,
+            final=AGENT_FINAL,
         ),
     }
 
 
-async def _wait_for_node(yard: Yard, timeout_s: float) -> None:
+async def _wait_for_node(yard: Yard, supervisor: Supervisor, timeout_s: float) -> None:
     """Returns once the API says that our node registered and the yard is ready. Raises UpError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -286,6 +322,8 @@ async def _wait_for_node(yard: Yard, timeout_s: float) -> None:
         base_url=yard.api_url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0
     ) as client:
         while loop.time() < deadline:
+            if supervisor.given_up:
+                raise UpError("a part of the yard ended for good")
             try:
                 answer = await client.get("/v1/nodes")
                 nodes = answer.json().get("data", []) if answer.status_code == 200 else []
@@ -309,19 +347,27 @@ async def _wait_for_node(yard: Yard, timeout_s: float) -> None:
 class RunningYard:
     """A started yard: its addresses and the supervisor that keeps it."""
 
-    def __init__(self, yard: Yard, supervisor: Supervisor) -> None:
+    def __init__(self, yard: Yard, supervisor: Supervisor, say: Callable[[str], None]) -> None:
         self.yard = yard
         self.supervisor = supervisor
+        self._say = say
 
     async def stop(self) -> None:
         """Engines first, then the services in the order that lets each say goodbye to the log."""
         names = self.supervisor.names
-        await self.supervisor.stop("nodeagent", stop_signal=signal.SIGINT)
+        ran = await self.supervisor.stop("nodeagent", stop_signal=signal.SIGINT)
+        if "nodeagent" in names and not ran:
+            # Only an agent ends engines, and it was between two starts or had given up.
+            self._say(
+                "no agent was there to stop engines; those that still run are adopted or stopped by"
+                f" the next `yardctl up --data {self.yard.data}`"
+            )
         for part in ("gateway", "controlplane", "nats"):
             await asyncio.gather(
                 *(self.supervisor.stop(n) for n in names if n.partition("-")[0] == part)
             )
-        write_yard_file(self.yard, {})
+        with contextlib.suppress(OSError):  # a full disk has been told of while it mattered
+            write_yard_file(self.yard, {})
 
 
 async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningYard:
@@ -331,7 +377,8 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         load(options.config)
     except SettingsError as error:
         raise UpError(str(error)) from error
-    patience = PORT_PATIENCE_S if _old_services(data) else 0.0
+    patience = PATIENCE_S if _old_services(data) else 0.0
+    await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience)
     yard = Yard(
         yard_id=_yard_id(data),
@@ -356,7 +403,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         write_yard_file(yard, supervisor.pids)
 
     supervisor = Supervisor(say, changed)
-    running = RunningYard(yard, supervisor)
+    running = RunningYard(yard, supervisor, say)
     try:
         await supervisor.start(specs["nats"])
         if not await answers(HOST, yard.nats_port, 15.0):
@@ -364,7 +411,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         for name, spec in specs.items():
             if name != "nats":
                 await supervisor.start(spec)
-        await _wait_for_node(yard, READY_TIMEOUT_S)
+        await _wait_for_node(yard, supervisor, READY_TIMEOUT_S)
     except BaseException:
         await asyncio.shield(running.stop())
         raise
@@ -465,7 +512,7 @@ async def run_up(options: UpOptions) -> int:
             await stopping
             say("stopping: engines, then services")
             await running.stop()
-        except UpError as error:
+        except (UpError, OSError) as error:
             say(f"yardctl up: {error}")
             if running is not None:
                 await running.stop()

@@ -4,7 +4,7 @@ import signal
 
 import httpx
 
-from nodeagent.app import EXIT_DEPOSED, EXIT_LOCKED
+from events.service import EXIT_DEPOSED, EXIT_LOCKED
 from tests.support.agent_process import server_yard
 from tests.support.agent_yard import a_stop, alive, an_item
 from tests.support.aio import run, until

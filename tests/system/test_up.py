@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from controlplane.ctl.supervisor import python_argv
+from nodeagent.app import locked
 from tests.support.aio import run, until
 from tests.system.test_kills import engines_of
 from tests.system.yard import chat, scripted_model
@@ -135,6 +137,54 @@ def test_req_x1_a_second_up_on_one_folder_is_told_so(tmp_path: Path) -> None:
                 assert b"Traceback" not in err
 
     run(story(), 50)
+
+
+@pytest.mark.timeout(60)
+def test_req_x1_an_agent_that_works_in_the_folder_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        data = tmp_path / "data"
+        with locked(data / "nodeagent" / "lock"):
+            async with up(data) as process:
+                _, err = await process.communicate()
+        assert process.returncode == 1
+        assert b"another agent works in" in err
+        assert b"Traceback" not in err
+
+    run(story(), 50)
+
+
+@pytest.mark.timeout(60)
+def test_an_agent_that_was_deposed_is_not_started_against_the_other(tmp_path: Path) -> None:
+    """Two supervisors that start their agents again and again would take the node in turns."""
+
+    async def story() -> None:
+        data = tmp_path / "data"
+        async with up(data) as process:
+            await base_url(process)
+            yard = json.loads((data / "yard.json").read_text())
+            other = await asyncio.create_subprocess_exec(
+                *python_argv("nodeagent", "--id", "local", "--data", str(tmp_path / "other")),
+                env={**os.environ, **other_agent(data, tmp_path / "other", yard["nats_port"])},
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+            assert process.stderr is not None
+            told = (await process.stderr.readline()).decode()
+            assert told.startswith("nodeagent ended (exit code 3) and is not started again"), told
+            assert other.returncode is None
+            other.terminate()
+            await other.wait()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+            assert process.returncode == 0
+            assert b"no agent was there to stop engines" in err
+
+    run(story(), 50)
+
+
+def other_agent(data: Path, other: Path, nats_port: int) -> dict[str, str]:
+    """What an agent with a data folder of its own needs to be the same node of that yard."""
+    shutil.copytree(data / "secrets", other / "secrets")
+    return {"YARD_NATS_URL": f"nats://127.0.0.1:{nats_port}"}
 
 
 @pytest.mark.timeout(60)
