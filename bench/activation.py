@@ -10,6 +10,7 @@ Needs the model file that `make setup` fetches. Not a test: it asserts nothing.
 
 import argparse
 import asyncio
+import datetime as dt
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ import time
 from pathlib import Path
 
 import httpx
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: `tests` is no package of the venv
 
 from tests.system.yard import SMOLLM2, SystemYard, system_yard
 
@@ -59,8 +62,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def first_token(base: str) -> float:
-    """Seconds from sending the request to the first piece of text."""
+def first_token(base: str) -> tuple[float, str]:
+    """Seconds from sending the request to the first piece of text, and the request's id."""
     begun = time.perf_counter()
     with (
         httpx.Client(timeout=120) as http,
@@ -73,7 +76,7 @@ def first_token(base: str) -> float:
             if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
                 "content"
             ):
-                return time.perf_counter() - begun
+                return time.perf_counter() - begun, answer.headers.get("x-request-id", "")
     raise SystemExit("no token came")
 
 
@@ -91,7 +94,7 @@ def direct_round() -> float:
         if not engine.stdout.readline():
             raise SystemExit("the engine did not start")
         listening = time.perf_counter() - begun
-        return listening + first_token(f"http://127.0.0.1:{port}")
+        return listening + first_token(f"http://127.0.0.1:{port}")[0]
     finally:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
@@ -100,21 +103,15 @@ def direct_round() -> float:
 async def yard_round(yard: SystemYard) -> tuple[float, float]:
     """(cold first token, ready stored -> request written) in seconds, then the model is unloaded."""
     before = yard.position
-    took = await asyncio.to_thread(first_token, yard.gateway())
+    took, request = await asyncio.to_thread(first_token, yard.gateway())
     ready = await yard.event("replica.ready", after=before)
     async with httpx.AsyncClient() as http:
-        timelines = (await http.get(f"{yard.gateway()}/yard/timeline")).json()
-    written = timelines["data"][-1]["written_to_engine"]
-    gap = _seconds(written) - ready.stored_at.timestamp()
+        timeline = await http.get(f"{yard.gateway()}/yard/timeline", params={"request": request})
+    written = dt.datetime.fromisoformat(timeline.json()["written_to_engine"])
+    gap = (written - ready.stored_at).total_seconds()
     await yard.ctl("model", "unload", "smollm2")
     await yard.event("card.released", after=ready.seq)
     return took, gap
-
-
-def _seconds(moment: str) -> float:
-    import datetime as dt
-
-    return dt.datetime.fromisoformat(moment).timestamp()
 
 
 def row(name: str, values: list[float]) -> str:
