@@ -4,6 +4,7 @@ Each reader has one filter, because an agent may read nothing but its own subjec
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -15,10 +16,15 @@ from schemas.replica import Replica, ReplicaStarting
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """Where a subject stands: the sequence and revision of its last event (0: there is none)."""
+    """Where a subject stands: the sequence and revision of its last event (0: there is none).
+
+    `type` and `time` tell which event that was, when it was read and not written by this agent.
+    """
 
     seq: int = 0
     rev: int = 0
+    type: str = ""
+    time: datetime | None = None
     writable: bool = True
     problem: str = ""
 
@@ -30,6 +36,8 @@ class Head(Struct, frozen=True, kw_only=True):
         return cls(
             seq=item.seq,
             rev=item.rev,
+            type=item.type,
+            time=item.time,
             writable=item.problem is None,
             problem=item.problem or "",
         )

@@ -141,6 +141,10 @@ class Reporter:
                     extra={"subject": entry.subject, "problem": head.problem},
                 )
                 return head.seq
+            if (head.type, head.time) == (tag_of(entry.event), entry.time):
+                # The agent before was killed between storing this event and remembering that.
+                self._advance(entry, head.seq, head.rev)
+                return head.seq
             draft = self._draft(entry, head, epoch)
             try:
                 stored: Appended = await self._log.append(draft, epoch=epoch)

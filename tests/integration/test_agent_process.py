@@ -1,5 +1,7 @@
 """The agent as a process on a real server with its role's rights: killed, told to leave, doubled."""
 
+import json
+import os
 import signal
 
 import httpx
@@ -110,6 +112,11 @@ def test_log_20_a_second_agent_of_the_node_takes_over_and_the_first_ends_with_it
             await hand.phase("r-2", "ready", 20.0)
             assert second.process.poll() is None
             assert hand.types().count("node.started") == 2
+            # The engine of the deposed one goes on; on its own machine the next agent would end it.
+            left = tmp_path / "nodeagent" / "replicas" / "r-1" / "running.json"
+            launcher = json.loads(left.read_text())["launcher_pid"]
+            os.kill(launcher, signal.SIGTERM)
+            await until(lambda: not alive(launcher), "the engine left behind to end")
 
     run(story(), 58.0)
 

@@ -12,7 +12,7 @@ from events.memory_broker import MemoryBroker
 from events.retry import ServerError
 from events.subjects import event_subject
 from nodeagent.journal import Entry, Journal
-from nodeagent.ownlog import Head, read_own, read_subjects
+from nodeagent.ownlog import read_own, read_subjects
 from nodeagent.reporter import Deposed, Reporter
 from schemas.card import Card, CardMeasured
 from schemas.replica import ReplicaDeleted, ReplicaReady, ReplicaStarting
@@ -104,6 +104,25 @@ def test_nothing_is_written_before_the_node_is_registered_nor_before_it_is_durab
             durable.set_result(None)
             await made.reporter.drained()
             assert made.broker.published == 1
+
+    run(story())
+
+
+def test_log_01_an_event_stored_by_an_agent_that_was_killed_then_is_not_stored_twice(tmp_path):
+    """Its successor finds it in the journal as not sent, and in the log as the last of its subject."""
+
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            made.reporter.put(entry(1), None)
+            await made.reporter.drained()
+            own = await read_own(made.log, "n1", "yard")
+            made.reporter.register(8, own.heads)
+            made.reporter.put(entry(1), None)
+            made.reporter.put(entry(2), None)
+            await made.reporter.drained()
+            items = await made.read()
+            assert [(i.state.pid, i.rev, i.epoch) for i in items] == [(1, 1, 7), (2, 2, 8)]
+            assert made.stored == [(1, 1), (1, 1), (2, 2)]
 
     run(story())
 
@@ -242,7 +261,8 @@ def test_heads_read_at_the_start_are_written_onto(tmp_path):
         async with desk(tmp_path, epoch=0) as (made, _):
             await another_word(made, epoch=2, expected=0, rev=1)
             own = await read_own(made.log, "n1", "yard")
-            assert own.heads == {subject("r-1"): Head(seq=1, rev=1)}
+            head = own.heads[subject("r-1")]
+            assert (head.seq, head.rev, head.writable) == (1, 1, True)
             assert own.ports == {"r-1": 1}
             assert own.replicas["r-1"].pid == 99
             made.reporter.register(3, own.heads)
