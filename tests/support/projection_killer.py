@@ -78,6 +78,9 @@ async def main(path: Path, commits: int, live: bool) -> None:
                 ),
                 epoch=1,
             )
+            if n % 50 == 0:
+                # However slow the machine is, no one commit takes in all of it.
+                await model.reached(n + 1, 10)
     await task
 
 
