@@ -13,7 +13,17 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from events.log import Broken, Conflict, Draft, EventLog, LogError, LogFull, Unavailable, Wire
+from events.log import (
+    Broken,
+    Conflict,
+    Draft,
+    EventLog,
+    LogError,
+    LogFull,
+    OutcomeUnknown,
+    Unavailable,
+    Wire,
+)
 from nodeagent.beacons import Gateways, Pulse
 from nodeagent.books import Books
 from nodeagent.domain.assignments import due_endings
@@ -90,6 +100,7 @@ class Agent:
         self._plan_read = asyncio.Event()
         self._inherited = asyncio.Event()
         self._met = asyncio.Event()
+        self._leaving = False
         self._register_wanted = asyncio.Event()
         self._register_wanted.set()
         self.registered = asyncio.Event()
@@ -154,7 +165,7 @@ class Agent:
                 await self._met.wait()
         except TimeoutError:
             LOG.warning("no word from the log yet: going on with the journal's plan")
-        self._a.fleet.acting = True
+        self._a.fleet.acting = not self._leaving
         self._a.fleet.act()
 
     # Registering.
@@ -222,7 +233,7 @@ class Agent:
                 # An answer was lost and the event is there: it is our own word.
                 if last and not isinstance(last[-1], Broken) and last[-1].state == draft.state:
                     return self._take_epoch(head)
-            except (Unavailable, LogFull) as error:
+            except (Unavailable, OutcomeUnknown, LogFull) as error:
                 LOG.warning("the node cannot register yet", extra={"problem": str(error)})
                 await asyncio.sleep(self._a.retry_s)
             else:
@@ -326,6 +337,8 @@ class Agent:
 
     async def _leave(self, stop_engines: bool) -> None:
         """Stops acting, ends the engines if asked, and says goodbye if anybody hears it."""
+        # For good: a start that is still under way goes on beside this.
+        self._leaving = True
         self._a.fleet.acting = False
         if stop_engines:
             stop = Stop(
@@ -334,10 +347,12 @@ class Agent:
                 decided_at=self._a.now(),
                 force=True,
             )
-            self._a.fleet.stop_all(stop)
             try:
                 # Politely, hard, and what the kernel may need; then they are somebody else's.
                 async with asyncio.timeout(self._a.tools.grace_s + KERNEL_S):
+                    # Engines of the agent before are ours to end too, once they were found.
+                    await self._inherited.wait()
+                    self._a.fleet.stop_all(stop)
                     await self._a.fleet.all_done()
             except TimeoutError:
                 LOG.error("engines outlived the agent", extra={"left": self._a.fleet.alive()})

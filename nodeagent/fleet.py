@@ -61,6 +61,7 @@ class Fleet:
         self._supervisors: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
+        self._unheard: dict[str, list[LaunchEvent]] = {}
         self._group: asyncio.TaskGroup | None = None
         self.acting = False
 
@@ -125,9 +126,11 @@ class Fleet:
         return dict(zip(asked, told, strict=True))
 
     def launch_event(self, event: LaunchEvent) -> None:
-        """Passes on what a launcher told."""
+        """Passes on what a launcher told, or keeps it for a supervisor still to come: an engine that
+        only the log knows has none until the log was read, and is told of only once."""
         supervisor = self._supervisors.get(event.replica)
         if supervisor is None:
+            self._unheard.setdefault(event.replica, []).append(event)
             return
         if isinstance(event, LaunchReady):
             supervisor.became_ready(event.load_s)
@@ -179,6 +182,7 @@ class Fleet:
             case assignments.Forget(replica=name):
                 self._books.forget(name)
                 self._supervisors.pop(name, None)
+                self._unheard.pop(name, None)
 
     def _start(self, action: assignments.Start) -> None:
         item = action.item
@@ -237,6 +241,8 @@ class Fleet:
         name = supervisor.name
         self._supervisors[name] = supervisor
         self._tasks[name] = self._group.create_task(supervisor.run())
+        for event in self._unheard.pop(name, ()):
+            self.launch_event(event)
 
     def _wake(self, name: str) -> None:
         supervisor = self._supervisors.get(name)

@@ -1,5 +1,6 @@
 """What an agent's death, an absent log and a second agent do to engines and to the log: nothing that is lost."""
 
+import asyncio
 import os
 import sqlite3
 
@@ -16,6 +17,7 @@ from events.subjects import event_subject
 from nodeagent.agent import Unreadable
 from nodeagent.app import Locked
 from nodeagent.journal import KnownPlan
+from nodeagent.launching import Launcher
 from nodeagent.reporter import Deposed
 from schemas.node import NodeStarted
 from schemas.plan import Plan
@@ -472,6 +474,68 @@ def test_sigterm_leaves_engines_and_sigint_ends_them(tmp_path):
             assert last.event.engines_left == 0
             assert hand.replica("r-1").phase == hand.replica("r-2").phase == "stopped"
             assert hand.card().leases == ()
+
+    run(story())
+
+
+def test_sigint_during_the_start_ends_engines_and_begins_none(tmp_path):
+    """The start goes on beside the leaving; what it decides then must not bring up anything."""
+
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            async with yard.agent() as first:
+                await hand.plan(an_item("r-1", "--ignore-sigterm"))
+                await hand.phase("r-1", "ready")
+                pid = await pid_of(yard, "r-1")
+                await first.die()
+            _plan_in_journal(yard, an_item("r-1"), an_item("r-2"))
+            agent = yard.agent()
+            yard.cut()
+            async with agent as second:
+                await second.leave(stop_engines=True)
+            assert not alive(pid)
+            launched = os.listdir(tmp_path / "nodeagent" / "replicas")
+            assert launched == ["r-1"]
+
+    run(story())
+
+
+def test_inv_6_an_engine_that_ends_before_the_log_tells_of_it_is_declared_failed(tmp_path):
+    """Without a journal an engine has no owner until the log was read, and that may take long."""
+
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            async with yard.agent() as first:
+                await hand.plan(an_item("r-1"))
+                await hand.phase("r-1", "ready")
+                pid = await pid_of(yard, "r-1")
+                await first.die()
+            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
+                file.unlink()
+            made: list[Launcher] = []
+            adopted = asyncio.Event()
+
+            class Watched(Launcher):
+                async def adopt(self, replica: str):
+                    found = await super().adopt(replica)
+                    made.append(self)
+                    adopted.set()
+                    return found
+
+            agent = yard.agent(make_launcher=Watched)
+            yard.cut()
+            async with agent:
+                await adopted.wait()
+                psutil.Process(pid).kill()
+
+                async def heard() -> bool:
+                    return (await made[0].read_log("r-1")).ended and made[0].events.empty()
+
+                await until(heard, "the agent to hear of the end")
+                yard.mend()
+                await hand.phase("r-1", "failed")
 
     run(story())
 
