@@ -42,7 +42,8 @@ class TooManyStreams(Exception):
 class Query(Struct, frozen=True, kw_only=True):
     """What a client wants to see. `after` None: the last event per subject first, then live.
 
-    `live`: only what comes from now on. `since` compares the server's time of storing.
+    `after` is told from the whole history, also what was trimmed or ended; `live`: only what comes from
+    now on. `since` compares the server's time of storing.
     """
 
     subjects: tuple[str, ...]
@@ -69,7 +70,7 @@ def parse_query(
 ) -> Query:
     """The query of a request. The first that is given wins: Last-Event-ID, from_seq, since, state.
 
-    Without any of them: only new events when following, else all that the log still holds.
+    Without any of them: only new events when following, else the whole history.
     Raises BadQuery.
     """
     after: int | None = None
@@ -201,15 +202,19 @@ class EventStreams:
         """The stream of one client. Raises TooManyStreams, and Unavailable when `live` cannot be placed."""
         if self._open >= MOST_STREAMS:
             raise TooManyStreams
-        after = query.after
-        if query.live:
-            after = (await self._events.identity()).last_seq
-        return self._lines(query, after, kind)
+        end = (await self._events.identity()).last_seq if query.live else None
+        return self._lines(query, end, kind)
 
-    async def _lines(self, query: Query, after: int | None, kind: Format) -> AsyncIterator[bytes]:
+    def _follower(self, query: Query, end: int | None) -> Follower:
+        """`end`: where the log ended when a `live` query came."""
+        if end is not None or query.after is None:
+            return self._events.follow(query.subjects, after=end)
+        return self._events.history(query.subjects, after=query.after, since=query.since)
+
+    async def _lines(self, query: Query, end: int | None, kind: Format) -> AsyncIterator[bytes]:
         self._open += 1
         self._metrics.event_streams.set(self._open)
-        follower = self._events.follow(list(query.subjects), after=after)
+        follower = self._follower(query, end)
         closing = asyncio.ensure_future(self._closing.wait())
         coming = asyncio.ensure_future(follower.next())
         try:

@@ -23,12 +23,16 @@ SCHEMA_PREFIX: Final = "urn:modelyard:"
 
 
 class StoredMessage(Struct, frozen=True, kw_only=True):
-    """Bytes of a stream as the server hands them over; sequence and time are the server's."""
+    """Bytes of a stream as the server hands them over; sequence and time are the server's.
+
+    `origin` is the sequence in the stream this message was sourced from, 0 when it was not.
+    """
 
     seq: int
     subject: str
     payload: bytes
     stored_at: datetime
+    origin: int = 0
 
 
 class Place(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
 BATCH_COMMIT: Final = "Nats-Batch-Commit"
 ROLLUP: Final = "Nats-Rollup"
 TTL: Final = "Nats-TTL"
+SOURCE: Final = "Nats-Stream-Source"
 YARD_TYPE: Final = "Yard-Type"
 YARD_REV: Final = "Yard-Rev"
 
@@ -94,6 +95,12 @@ def uuid7(now: datetime, random: bytes) -> str:
     raw[8] = (raw[8] & 0x3F) | 0x80
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def origin_of(source: str | None) -> int:
+    """The sequence a `Nats-Stream-Source` header names, `YARD_EVENTS 17 > > …`; 0 without one."""
+    fields = (source or "").split(" ")
+    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
 
 
 def event_headers(

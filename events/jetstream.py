@@ -11,6 +11,7 @@ from events.appender import DEFAULT_BUDGET, Appender, RetryBudget
 from events.codec import command_name
 from events.connection import Connection
 from events.follower import EventFollower, JetStreamCommandFollower
+from events.history import HistoryFollower
 from events.ids import new_id, utc_now
 from events.log import Appended, Broken, Draft, Fence, Recorded, StreamIdentity
 from events.lookup import StreamReads
@@ -41,11 +42,15 @@ class JetStreamLog:
         self._times = times
         self._events = stream_name("EVENTS", connection.prefix)
         self._commands = stream_name("COMMANDS", connection.prefix)
+        self._audit = stream_name("AUDIT", connection.prefix)
         self._reads = StreamReads(
             connection, self._events, timeout_s=budget.ack_timeout_s, tries=budget.tries
         )
         self._command_reads = StreamReads(
             connection, self._commands, timeout_s=budget.ack_timeout_s, tries=budget.tries
+        )
+        self._audit_reads = StreamReads(
+            connection, self._audit, timeout_s=budget.ack_timeout_s, tries=budget.tries
         )
         self._appender = Appender(
             connection,
@@ -93,6 +98,23 @@ class JetStreamLog:
             after=after,
             identity=identity,
         )
+
+    def history(
+        self, filters: Sequence[str], *, after: int = 0, since: datetime | None = None
+    ) -> HistoryFollower:
+        """See EventLog.history. To be called on the event loop."""
+        return HistoryFollower(
+            StandingPull(self._connection, self._audit, tuple(filters), self._times),
+            self._audit_reads,
+            lambda position: self.follow(filters, after=position),
+            prefix=self._connection.prefix,
+            after=after,
+            since=since,
+        )
+
+    async def audited(self) -> bool:
+        """See EventLog.audited."""
+        return await self._audit_reads.has_all_of(self._events)
 
     async def send(
         self,

@@ -225,6 +225,24 @@ class EventLog(Protocol):
         """
         ...
 
+    def history(
+        self, filters: Sequence[str], *, after: int = 0, since: datetime | None = None
+    ) -> Follower:
+        """Everything behind `after`, also what was trimmed or ended since, in order, then as `follow`.
+
+        The past comes from the audit as far back as that goes, else from what the log still holds.
+        With `since` it begins about there by the server's time; earlier events may come first. What
+        the audit tells has the time at which the audit stored it, a moment after the log did.
+        """
+        ...
+
+    async def audited(self) -> bool:
+        """Whether the audit has all the log has: only then does ending a subject cost it nothing.
+
+        Raises Unavailable, and Misconfigured when this user may not know.
+        """
+        ...
+
     async def send(
         self,
         actor: str,

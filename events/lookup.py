@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from events.codec import StoredMessage
+from events.envelope import SOURCE, origin_of
 from events.log import Misconfigured, StreamIdentity, Unavailable
 from events.retry import Action, ServerError, classify
 from events.streams import SCHEMA, STREAM_ID
@@ -20,12 +21,16 @@ NO_MESSAGE: Final = 10037
 NO_STREAM: Final = 10059
 NO_CONSUMER: Final = 10014
 
+SOURCE_SILENT_NS: Final = 30 * 1_000_000_000
+"""A source sends a sign of life every few seconds; what lags behind a silent one is not known."""
+
 
 class _Message(Struct, frozen=True, kw_only=True):
     subject: str
     seq: int
     time: datetime
     data: str = ""
+    hdrs: str = ""
 
 
 class _Got(Struct, frozen=True, kw_only=True):
@@ -43,10 +48,18 @@ class _Config(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
+class _Source(Struct, frozen=True, kw_only=True):
+    name: str = ""
+    lag: int = 0
+    active: int = -1
+    """Nanoseconds since the source was heard, -1 for never."""
+
+
 class _Info(Struct, frozen=True, kw_only=True):
     config: _Config = _Config()
     created: str = ""
     state: _State = _State()
+    sources: list[_Source] | None = None
     error: ServerError | None = None
 
 
@@ -69,7 +82,7 @@ class StreamReads:
         return await self._get({"last_by_subj": subject})
 
     async def next(self, subject: str, from_seq: int) -> StoredMessage | None:
-        """The first message of a literal subject at or after `from_seq`."""
+        """The first message of a subject (wildcards allowed) at or after `from_seq`."""
         return await self._get({"seq": max(1, from_seq), "next_by_subj": subject})
 
     async def history(self, subject: str, before: int, limit: int = 128) -> list[StoredMessage]:
@@ -101,6 +114,20 @@ class StreamReads:
             schema=int(schema) if schema.isdigit() else 0,
         )
 
+    async def has_all_of(self, source: str) -> bool:
+        """Whether this stream holds what it sources from `source`, as far as the server knows.
+
+        True when it has no such source: then there is nothing to wait for.
+        """
+        info = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", _Info)
+        if info.error is not None:
+            raise Unavailable(f"{self._stream}: {info.error.description}")
+        return all(
+            one.lag == 0 and 0 <= one.active < SOURCE_SILENT_NS
+            for one in info.sources or ()
+            if one.name == source
+        )
+
     async def _get(self, query: dict[str, str | int]) -> StoredMessage | None:
         got = await self._ask(
             f"$JS.API.STREAM.MSG.GET.{self._stream}", msgspec.json.encode(query), _Got
@@ -116,6 +143,7 @@ class StreamReads:
             subject=got.message.subject,
             payload=base64.b64decode(got.message.data),
             stored_at=got.message.time,
+            origin=_origin(got.message.hdrs),
         )
 
     async def _ask(self, subject: str, query: bytes, answer: type[T]) -> T:
@@ -137,3 +165,11 @@ class StreamReads:
             if not transient or last:
                 return decoded
         raise AssertionError("the last try returns or raises")
+
+
+def _origin(headers: str) -> int:
+    for line in base64.b64decode(headers).decode(errors="replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name == SOURCE:
+            return origin_of(value.strip())
+    return 0

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from events.appender import Appender, RetryBudget
-from events.codec import command_name, decode_command
+from events.codec import StoredMessage, command_name, decode_command
 from events.ids import new_id
 from events.log import (
     Appended,
@@ -99,6 +99,18 @@ class MemoryLog:
     ) -> "MemoryFollower":
         """See EventLog.follow."""
         return MemoryFollower(self.connection, tuple(filters), after, identity)
+
+    def history(
+        self, filters: Sequence[str], *, after: int = 0, since: datetime | None = None
+    ) -> "MemoryHistoryFollower":
+        """See EventLog.history."""
+        return MemoryHistoryFollower(self.connection, tuple(filters), after, since)
+
+    async def audited(self) -> bool:
+        """See EventLog.audited; `broker.audit_lags` says so."""
+        if not self.connected:
+            raise Unavailable("not connected")
+        return not self.broker.audit_lags
 
     async def send(
         self,
@@ -250,6 +262,54 @@ class MemoryFollower:
 
     def _wanted(self, subject: str) -> bool:
         return any(matches(f, subject) for f in self._filters)
+
+
+class MemoryHistoryFollower:
+    """The past from the broker's audit, then a MemoryFollower."""
+
+    def __init__(
+        self,
+        connection: MemoryConnection,
+        filters: tuple[str, ...],
+        after: int,
+        since: datetime | None,
+    ) -> None:
+        self._connection = connection
+        self._filters = filters
+        self._after = after
+        self._since = since
+        self._told_down = False
+        self._live: MemoryFollower | None = None
+
+    async def next(self) -> Batch:
+        """See Follower.next; the past is one batch, however much it is."""
+        while self._live is None:
+            if not self._connection.connected:
+                if not self._told_down:
+                    self._told_down = True
+                    return Batch(items=(), position=self._after, synced=False, connected=False)
+                await self._connection.wait_connected(60)
+                continue
+            past = [m for m in self._connection.broker.audit if self._wanted(m)]
+            position = past[-1].seq if past else self._after
+            self._live = MemoryFollower(self._connection, self._filters, position, None)
+            reader = Reader(self._connection.prefix)
+            items = tuple(reader.read(message) for message in past)
+            if items:
+                return Batch(items=items, position=position, synced=False)
+        return await self._live.next()
+
+    async def close(self) -> None:
+        """Ends it."""
+        if self._live is not None:
+            await self._live.close()
+
+    def _wanted(self, message: StoredMessage) -> bool:
+        return (
+            message.seq > self._after
+            and (self._since is None or message.stored_at >= self._since)
+            and any(matches(f, message.subject) for f in self._filters)
+        )
 
 
 class MemoryCommandFollower:

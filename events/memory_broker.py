@@ -63,6 +63,8 @@ class MemoryStream:
     stream_id: str
     created: str
     schema: int
+    copies: list[StoredMessage]
+    """Where every message is kept, whatever becomes of it here."""
     last_seq: int = 0
     full: bool = False
     messages: dict[int, StoredMessage] = field(default_factory=dict)
@@ -99,7 +101,9 @@ class MemoryStream:
         if headers.get(ROLLUP) == "sub":
             for old in list(self.subjects.get(subject, ())):
                 self.remove(old)
-        self.messages[seq] = StoredMessage(seq=seq, subject=subject, payload=payload, stored_at=now)
+        message = StoredMessage(seq=seq, subject=subject, payload=payload, stored_at=now)
+        self.messages[seq] = message
+        self.copies.append(message)
         self.order.append(seq)
         self.subjects[subject].append(seq)
         if MSG_ID in headers:
@@ -137,6 +141,8 @@ class MemoryBroker:
         self.mint = mint
         self.prefix = prefix
         self.schema = schema
+        self.audit: list[StoredMessage] = []
+        self.audit_lags = False
         self.events = self._stream("EVENTS", MAX_PER_SUBJECT)
         self.commands = self._stream("COMMANDS", -1)
         self.lose_acks = 0
@@ -246,6 +252,7 @@ class MemoryBroker:
             stream_id=self.mint(),
             created=self.clock().isoformat(),
             schema=self.schema,
+            copies=self.audit if kind == "EVENTS" else [],
         )
 
     def _publish(

@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 
 from events.codec import StoredMessage
 from events.connection import Connection, Handle
+from events.envelope import SOURCE, origin_of
 from events.log import Misconfigured
 from events.retry import ServerError, pause_s
 from events.transport import Denied, TransportError
@@ -193,6 +194,7 @@ class StandingPull:
                         subject=message.subject,
                         payload=message.data,
                         stored_at=_EPOCH + timedelta(microseconds=nanos // 1000),
+                        origin=origin_of(message.headers.get(SOURCE)) if message.headers else 0,
                     ),
                     int(fields[at + 4]),
                 )

@@ -221,7 +221,7 @@ def events(
     node: str | None,
     output: str | None,
 ) -> None:
-    """Print events: all that the log holds, or with `-f` those to come.
+    """Print events: the whole history as far as it is kept, or with `-f` those to come.
 
     A SUBJECT is a filter such as `replica.>`. The pretty view of everything leaves out `leader.decided`
     and `card.measured`; name a subject or a type to see them.

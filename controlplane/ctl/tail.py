@@ -1,7 +1,7 @@
 """`yardctl events`: the log as lines, from a point in time or a sequence on, and as it grows.
 
-Events come from the log itself, which the server filters by subject; types, models and times are filtered
-here. A reader that falls behind is told so by a gap line and slows nobody down.
+The past comes from the audit, which keeps what the log trimmed, the rest from the log itself; the server
+filters by subject, types, models and times are filtered here. A reader that falls behind is told so by a gap line and slows nobody down.
 """
 
 import fnmatch
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controlplane.ctl.failures import CtlError, UsageMistake
-from events.log import Broken, EventLog, Recorded
+from events.log import Broken, EventLog, Follower, Recorded
 from events.settings import parse_seconds
 from events.subjects import EVT
 from schemas.activation import Activation
@@ -33,7 +33,10 @@ _QUIET: Final = frozenset({"leader.decided", "card.measured"})
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """What to show. `after` None means the last event of every subject first, then live."""
+    """What to show. `after` None means the last event of every subject first, then live.
+
+    `after` is told from the whole history, also what was trimmed or ended.
+    """
 
     subjects: tuple[str, ...]
     types: tuple[str, ...] = ()
@@ -209,10 +212,13 @@ def _details(item: Recorded) -> str:
 
 async def tail(log: EventLog, query: Query, output: str, out: Console) -> None:
     """Prints until everything stored was told, or for ever with `follow`. Raises CtlError."""
-    after = query.after
+    follower: Follower
     if query.live:
-        after = (await log.identity()).last_seq
-    follower = log.follow(list(query.subjects), after=after)
+        follower = log.follow(query.subjects, after=(await log.identity()).last_seq)
+    elif query.after is None:
+        follower = log.follow(query.subjects)
+    else:
+        follower = log.history(query.subjects, after=query.after, since=query.since)
     quiet = output == "pretty" and not query.types
     try:
         while True:

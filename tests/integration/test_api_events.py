@@ -13,6 +13,8 @@ import pytest
 
 from controlplane import events_api
 from controlplane.events_api import BadQuery, parse_query, parse_since
+from events.log import Draft
+from schemas.model import ModelDeleted
 from tests.integration.test_api_reads import Yard, at_work, tell
 from tests.support.aio import run, until
 
@@ -79,6 +81,23 @@ def test_sse_carries_the_sequence_and_resumes_behind_it(tmp_path: Path) -> None:
     async def first(source: AsyncIterator[str], count: int) -> AsyncIterator[str]:
         for _ in range(count):
             yield await asyncio.wait_for(anext(source), 5)
+
+    tell(tmp_path, story)
+
+
+def test_events_of_a_subject_that_ended_are_told(tmp_path: Path) -> None:
+    async def story(yard: Yard, client: httpx.AsyncClient) -> None:
+        seq = await yard.add("a")
+        head = await yard.log.last("yard.evt.model.a")
+        assert head is not None
+        ended = Draft(
+            subject=head.subject, event=ModelDeleted(), state=None, expected_seq=head.seq, rev=2
+        )
+        last = (await yard.log.append(ended, epoch=seq)).seqs[0]
+        told = await everything(client, subject="yard.evt.model.a")
+        assert [event["seq"] for event in told] == [head.seq, last]
+        later = await everything(client, subject="yard.evt.model.a", from_seq=head.seq + 1)
+        assert [event["seq"] for event in later] == [last]
 
     tell(tmp_path, story)
 

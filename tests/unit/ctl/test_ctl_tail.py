@@ -14,7 +14,7 @@ from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
 from schemas.activation import Activation, ActivationReady
-from schemas.model import Model, ModelAdded
+from schemas.model import Model, ModelAdded, ModelDeleted
 from schemas.replica import Replica, ReplicaFailed, ReplicaReady
 from tests.support.aio import run
 
@@ -217,3 +217,21 @@ def test_nats_going_away_before_the_end_is_no_success(capsys: pytest.CaptureFixt
 
     with pytest.raises(CtlError, match="NATS went away"):
         run(story())
+
+
+def test_events_of_a_subject_that_ended_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        log = await filled()
+        ended = Draft(
+            subject=event_subject("model", "a"),
+            event=ModelDeleted(),
+            state=None,
+            expected_seq=1,
+            rev=2,
+        )
+        await log.append(ended, epoch=1)
+        await tail.tail(log, asked(after=0, model="a", types=("model.*",)), "jsonl", Console())
+
+    run(story())
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["seq"] for line in lines] == [1, 4]
