@@ -216,7 +216,8 @@ class Books:
             after = leases.release(card, holder)
             if lease is None or after is None:
                 continue
-            left = max(card.used_bytes - freed_bytes, 0)
+            # Added up anew: two readings of one engine differ, and what one left over would add up.
+            left = self.use_of(card.id)
             after = replace(after, used_bytes=left, measured_at=now)
             event = CardReleased(
                 holder=holder,
@@ -233,6 +234,14 @@ class Books:
         if before is not None:
             after = replace(before, used_bytes=used_bytes, measured_at=now)
             self._put_card(after, CardMeasured(used_bytes=used_bytes), now)
+
+    def use_of(self, card: str) -> int:
+        """Bytes used on a card by all engines there, each split evenly over its cards."""
+        return sum(
+            (held.replica.measured_memory_bytes or 0) // max(len(held.replica.cards), 1)
+            for held in self.held.values()
+            if card in held.replica.cards and held.replica.phase not in TERMINAL_PHASES
+        )
 
     def repeat_card(self, card: str) -> None:
         """Says again how a card stands, for a log that may not have heard it."""

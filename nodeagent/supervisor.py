@@ -196,16 +196,7 @@ class Supervisor:
         else:
             self._t.books.note(held)
         for card in replica.cards:
-            self._t.books.measured(card, self._use_of(card))
-
-    def _use_of(self, card: str) -> int:
-        """Bytes used on a card by all engines there, each split evenly over its cards."""
-        held = self._t.books.held.values()
-        return sum(
-            (other.replica.measured_memory_bytes or 0) // max(len(other.replica.cards), 1)
-            for other in held
-            if card in other.replica.cards and other.replica.phase not in TERMINAL_PHASES
-        )
+            self._t.books.measured(card, self._t.books.use_of(card))
 
     async def _drain(self, held: Held) -> None:
         """Judges the drain once and carries the verdict out, or waits for something to change."""
