@@ -107,6 +107,7 @@ class ServerYard:
 
     async def close(self) -> None:
         """Ends agents with their engines, then the server."""
+        stubborn: list[str] = []
         for agent in self._agents:
             if agent.process.poll() is None:
                 agent.send(signal.SIGINT)
@@ -115,8 +116,10 @@ class ServerYard:
                 except subprocess.TimeoutExpired:
                     agent.process.kill()
                     await agent.ended()
+                    stubborn.append(agent.log.read_text(errors="replace")[-3000:])
         if self._server is not None:
             await self.kill_server()
+        assert not stubborn, "an agent did not end with its engines; its log:\n" + "\n".join(stubborn)
 
 
 @asynccontextmanager
