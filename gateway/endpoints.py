@@ -195,12 +195,12 @@ class Inference:
         served.replica = replica.id
         assert replica.endpoint is not None, "routable replicas have an endpoint"
         body: BodySource = request.body
-        if alias is not None:
-            spans = model_spans(await request.body.read_all())
-            body = PatchedBody(request.body, spans, msgspec.json.encode(route.model.name))
         target = path if not request.query else f"{path}?{request.query.decode('latin-1')}"
         used = False
         try:
+            if alias is not None:
+                spans = model_spans(await request.body.read_all())
+                body = PatchedBody(request.body, spans, msgspec.json.encode(route.model.name))
             response = await self._client.request(
                 replica.endpoint,
                 "POST",
@@ -217,6 +217,8 @@ class Inference:
             def first_byte() -> None:
                 nonlocal used
                 used = run.has_byte = True
+                # From here on it can go nowhere else, so nobody will send the body again.
+                request.body.release()
                 timeline.mark("first_byte", clock.now_s())
 
             relayed = await respond.relay(

@@ -5,6 +5,9 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from gateway.http.bodies import Body
 from tests.support.aio import run, until
 from tests.support.gateway_yard import Yard, chat, memory_yard
 
@@ -276,6 +279,63 @@ def test_scn_b8_a_client_that_leaves_closes_the_engines_request(tmp_path: Path) 
                 await until(
                     lambda: not gateway.gateway.usage.by_replica, "the count to be given back"
                 )
+
+    run(story())
+
+
+def test_scn_b8_a_client_that_leaves_while_its_large_body_is_read_again_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alias is put right in the body behind the choice of the replica; a large one is on the disk."""
+    reading = asyncio.Event()
+    calls = 0
+    read_all = Body.read_all
+
+    async def slow_disk(self: Body) -> bytes:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            reading.set()
+            await asyncio.Event().wait()
+        return await read_all(self)
+
+    monkeypatch.setattr(Body, "read_all", slow_disk)
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model(aliases=("tiny",))
+            await yard.replica(await yard.engine())
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat("tiny")))
+                await reading.wait()
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+                await until(
+                    lambda: not gateway.gateway.usage.by_replica, "the count to be given back"
+                )
+
+    run(story())
+
+
+def test_a_body_is_kept_until_the_first_byte_of_the_answer_and_no_longer(tmp_path: Path) -> None:
+    """Behind it nothing can be sent again, and a stream may run for minutes."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine(pace_s=0.05, tokens=1000)
+            await yard.replica(engine)
+            gateway = await yard.gateway()
+            budget = gateway.server.budget
+            async with (
+                yard.client(gateway) as client,
+                client.stream("POST", PATH, json=chat(stream=True)) as answer,
+            ):
+                async for _ in answer.aiter_bytes():
+                    break
+                assert gateway.server.active == 1
+                assert budget.used_bytes == 0
 
     run(story())
 
