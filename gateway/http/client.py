@@ -247,6 +247,9 @@ class _Pool:
         finally:
             exchange.bind(None)
         self.connections.add(connection)
+        if exchange.aborted is not None:  # in the very moment the connection stood
+            connection.close()
+            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
         if self._closing or connection.closed:
             connection.close()
             raise ConnectFailed("the connection to the engine closed at once")

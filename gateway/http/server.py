@@ -133,11 +133,6 @@ class Server:
             connection.abort()
 
     def _sweep(self) -> None:
-        self.date = formatdate(usegmt=True).encode()
-        now = self._loop.time()
-        for connection in list(self.connections):
-            if connection.deadline and connection.deadline <= now:
-                connection.expire(now)
         limits = self.limits
         shortest = min(
             bound
@@ -151,7 +146,13 @@ class Server:
             )
             if bound > 0
         )
+        # First of all: whatever goes wrong with one connection, the others keep their bounds.
         self._sweeper = self._loop.call_later(shortest / 4, self._sweep)
+        self.date = formatdate(usegmt=True).encode()
+        now = self._loop.time()
+        for connection in list(self.connections):
+            if connection.deadline and connection.deadline <= now:
+                connection.expire(now)
 
 
 async def serve(

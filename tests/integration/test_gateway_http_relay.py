@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 
+from gateway.http.client import EngineClient
 from gateway.http.errors import ConnectFailed, EngineGone
+from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
 from tests.support.aio import until
 from tests.support.http_wire import (
@@ -675,6 +679,34 @@ def test_an_exchange_is_ended_from_outside_at_any_moment(loop: str, moment: str)
                     assert isinstance(problem, EngineGone)
                     assert problem.aborted
                     assert problem.before_first_byte
+
+    run_on(loop, story())
+
+
+def test_an_exchange_ended_in_the_moment_its_connection_stands_writes_nothing(loop: str) -> None:
+    async def story() -> None:
+        async def listening(peer: Peer) -> None:
+            await peer.gone()
+
+        async with engine(listening) as there:
+            client = EngineClient()
+            exchange = Exchange()
+            # The abort comes between the connection and the step of the request that would use it.
+            bind = exchange.bind
+
+            def bound(abort: Callable[[str], None] | None) -> None:
+                if abort is None and exchange.aborted is None:
+                    exchange.abort("the replica was stopped")
+                bind(abort)
+
+            with (
+                patch.object(Exchange, "bind", lambda _, abort: bound(abort)),
+                pytest.raises(EngineGone) as caught,
+            ):
+                await client.request(there.url, "GET", "/", [], exchange=exchange)
+            assert caught.value.aborted
+            assert exchange.written_at is None
+            await client.close()
 
     run_on(loop, story())
 
