@@ -4,6 +4,7 @@ It chooses no decision. It never repeats a batch of unknown fate by itself: the 
 is stored, and if it is not, the decision is made anew.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 FULL_RETRY_S = 5.0
 FAULT_RETRY_S = 2.0
 IN_FLIGHT_RETRY_S = 0.05
+AUDIT_WAIT_S = 2.0
+"""How long a decision that ends subjects waits for the audit to have them; then it goes on without."""
+AUDIT_LOOK_S = 0.05
 
 PASSING_ALARMS = ("log_full", "misconfigured", "not_writable", "bad_decision")
 """Alarms that a stored batch proves to be over."""
@@ -119,6 +123,8 @@ class Carrier:
             commands_position=commands_position,
         )
         self.settled = consumed
+        if any(change.state is None for change in decision.changes):
+            await self._let_the_audit_catch_up(decision)
         try:
             drafts = drafts_of(decision, line, world.heads, self._prefix)
             with self._metrics.append_s.time():
@@ -159,6 +165,31 @@ class Carrier:
             world.apply(event)
         self._took_effect(decision, decision_id, term, appended.seqs[-1])
         return Carried(result="stored")
+
+    async def _let_the_audit_catch_up(self, decision: Decision) -> None:
+        """A tombstone takes its subject's past out of the log: what the audit lacks then is lost to it.
+
+        Somebody waits for this command, and an audit that is broken must not keep the catalog as it
+        is, so the wait has a short bound.
+        """
+        world = self._reader.world
+        heads = [world.head(c.noun, *c.key) for c in decision.changes if c.state is None]
+        written_at = max((h.stored_at for h in heads if h.stored_at is not None), default=None)
+        if written_at is None:
+            return
+        error: LogError | None = None
+        for _ in range(int(AUDIT_WAIT_S / AUDIT_LOOK_S)):
+            try:
+                if await self._events.audited((self._now() - written_at).total_seconds()):
+                    return
+            except LogError as failed:
+                error = failed
+                break
+            await asyncio.sleep(AUDIT_LOOK_S)
+        log.warning(
+            "subjects end before the audit has them",
+            extra={"what": decision.what, "error": str(error or "it lags")},
+        )
 
     def _pause(self, code: str, sentence: str, delay_s: float) -> Carried:
         self._metrics.refused_batches.labels(code).inc()

@@ -49,7 +49,7 @@ class HistoryFollower:
         self._follow = follow
         self._all = f"{prefix}.evt.>"
         self._reader = Reader(prefix)
-        self._position = after
+        self._after = self._position = after
         self._since = since
         self._follower: EventFollower | None = None
         self._older_until: int | None = None
@@ -109,7 +109,8 @@ class HistoryFollower:
         if not connected:
             self._open = False
             return None
-        items = tuple(self._item(message) for message, _ in taken)
+        # What the audit came to store after the search ended may be older than what was asked for.
+        items = tuple(self._item(m) for m, _ in taken if m.origin > self._after)
         last, pending = taken[-1]
         self._at = last.seq + 1
         if pending == 0:

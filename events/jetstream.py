@@ -112,9 +112,9 @@ class JetStreamLog:
             since=since,
         )
 
-    async def audited(self) -> bool:
+    async def audited(self, age_s: float) -> bool:
         """See EventLog.audited."""
-        return await self._audit_reads.has_all_of(self._events)
+        return await self._audit_reads.has_all_of(self._events, age_s)
 
     async def send(
         self,

@@ -236,8 +236,9 @@ class EventLog(Protocol):
         """
         ...
 
-    async def audited(self) -> bool:
-        """Whether the audit has all the log has: only then does ending a subject cost it nothing.
+    async def audited(self, age_s: float) -> bool:
+        """Whether the audit has all the log had `age_s` ago: then ending a subject that stood still since
+        costs it nothing. It is known about once a second.
 
         Raises Unavailable, and Misconfigured when this user may not know.
         """

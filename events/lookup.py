@@ -21,8 +21,10 @@ NO_MESSAGE: Final = 10037
 NO_STREAM: Final = 10059
 NO_CONSUMER: Final = 10014
 
-SOURCE_SILENT_NS: Final = 30 * 1_000_000_000
-"""A source sends a sign of life every few seconds; what lags behind a silent one is not known."""
+SOURCE_SILENT_S: Final = 30.0
+"""A source gives a sign of life every second; what lags behind a silent one is not known."""
+_WRITING_S: Final = 0.05
+"""A sourced message is stored a moment after it was heard."""
 
 
 class _Message(Struct, frozen=True, kw_only=True):
@@ -114,16 +116,17 @@ class StreamReads:
             schema=int(schema) if schema.isdigit() else 0,
         )
 
-    async def has_all_of(self, source: str) -> bool:
-        """Whether this stream holds what it sources from `source`, as far as the server knows.
+    async def has_all_of(self, source: str, age_s: float) -> bool:
+        """Whether this stream holds all that `source`, which it sources, held `age_s` ago.
 
-        True when it has no such source: then there is nothing to wait for.
+        The lag is what the source told last, so it must have been heard since then. True without
+        such a source: then there is nothing to wait for.
         """
         info = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", _Info)
         if info.error is not None:
             raise Unavailable(f"{self._stream}: {info.error.description}")
         return all(
-            one.lag == 0 and 0 <= one.active < SOURCE_SILENT_NS
+            one.lag == 0 and 0 <= one.active / 1e9 < min(age_s - _WRITING_S, SOURCE_SILENT_S)
             for one in info.sources or ()
             if one.name == source
         )

@@ -106,10 +106,11 @@ class MemoryLog:
         """See EventLog.history."""
         return MemoryHistoryFollower(self.connection, tuple(filters), after, since)
 
-    async def audited(self) -> bool:
+    async def audited(self, age_s: float) -> bool:
         """See EventLog.audited; `broker.audit_lags` says so."""
         if not self.connected:
             raise Unavailable("not connected")
+        self.broker.audit_asked += 1
         return not self.broker.audit_lags
 
     async def send(

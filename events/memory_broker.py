@@ -126,7 +126,8 @@ class MemoryBroker:
     Switches for faults, each consumed by the next publish it applies to:
     `lose_acks` stored, but the answer never comes; `lose_messages` neither; `refusals` answered with that
     error; `no_responders` nobody there; `before_publish` runs first (another writer comes between).
-    `lose_reads` counts unanswered reads of single messages.
+    `lose_reads` counts unanswered reads of single messages. `audit_lags` until it is unset; `audit_asked`
+    counts who wanted to know.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class MemoryBroker:
         self.schema = schema
         self.audit: list[StoredMessage] = []
         self.audit_lags = False
+        self.audit_asked = 0
         self.events = self._stream("EVENTS", MAX_PER_SUBJECT)
         self.commands = self._stream("COMMANDS", -1)
         self.lose_acks = 0

@@ -9,13 +9,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from events.streams import stream_name
 from events.subjects import PREFIX, encode_token
 from schemas.messages import NOUNS
 
-EVENTS: Final = "YARD_EVENTS"
-COMMANDS: Final = "YARD_COMMANDS"
-PROGRESS: Final = "YARD_PROGRESS"
-AUDIT: Final = "YARD_AUDIT"
+EVERY: Final = ("EVENTS", "COMMANDS", "PROGRESS", "AUDIT")
 
 
 class Role(Struct, frozen=True, kw_only=True):
@@ -27,8 +25,9 @@ class Role(Struct, frozen=True, kw_only=True):
     replies: bool = False
 
 
-def _reader(stream: str, filters: Iterable[str] = ()) -> tuple[str, ...]:
+def _reader(kind: str, prefix: str, filters: Iterable[str] = ()) -> tuple[str, ...]:
     """Rights to follow a stream: wholly, or only with consumers of one of `filters`."""
+    stream = stream_name(kind, prefix)
     create = f"$JS.API.CONSUMER.CREATE.{stream}"
     creates = [f"{create}.*.{f}" for f in filters] or [f"{create}.>"]
     return (
@@ -64,7 +63,7 @@ def control(prefix: str = PREFIX) -> Role:
             "$JS.API.STREAM.NAMES",
             "$JS.API.STREAM.CREATE.*",
             "$JS.API.STREAM.UPDATE.*",
-            *(r for s in (EVENTS, COMMANDS, PROGRESS, AUDIT) for r in _reader(s)),
+            *(r for kind in EVERY for r in _reader(kind, prefix)),
         ),
         subscribe=(_inbox("control"), f"{prefix}.beacon.>"),
     )
@@ -78,7 +77,7 @@ def gateway(prefix: str = PREFIX) -> Role:
             f"{prefix}.beacon.gateway.*",
             f"{prefix}.rpc.*.*",
             "$JS.API.INFO",
-            *_reader(EVENTS),
+            *_reader("EVENTS", prefix),
         ),
         subscribe=(_inbox("gateway"), f"{prefix}.beacon.agent.*", f"{prefix}.beacon.leader.*"),
     )
@@ -106,7 +105,9 @@ def agent(node: str, prefix: str = PREFIX) -> Role:
             f"{prefix}.prog.{token}.>",
             f"{prefix}.beacon.agent.{token}",
             "$JS.API.INFO",
-            *_reader(EVENTS, filters),
+            *_reader("EVENTS", prefix, filters),
+            # Whether the audit has its events decides when it may end a subject.
+            f"$JS.API.STREAM.INFO.{stream_name('AUDIT', prefix)}",
         ),
         subscribe=(_inbox(user), f"{prefix}.rpc.*.{token}", f"{prefix}.beacon.gateway.*"),
         replies=True,
@@ -121,7 +122,7 @@ def admin(prefix: str = PREFIX) -> Role:
             f"{prefix}.rpc.>",
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
-            *(r for s in (EVENTS, COMMANDS, PROGRESS, AUDIT) for r in _reader(s)),
+            *(r for kind in EVERY for r in _reader(kind, prefix)),
         ),
         subscribe=(_inbox("admin"), f"{prefix}.live.>", f"{prefix}.beacon.>"),
     )
@@ -130,7 +131,7 @@ def admin(prefix: str = PREFIX) -> Role:
 def viewer(prefix: str = PREFIX) -> Role:
     return Role(
         user="viewer",
-        publish=(*_reader(EVENTS), *_reader(PROGRESS), *_reader(AUDIT)),
+        publish=tuple(r for kind in ("EVENTS", "PROGRESS", "AUDIT") for r in _reader(kind, prefix)),
         subscribe=(_inbox("viewer"), f"{prefix}.live.>"),
     )
 

@@ -314,11 +314,20 @@ class Agent:
         """Ends the subjects of replicas that are long over, and removes what they left on disk."""
         await self.registered.wait()
         while True:
-            ended = self._a.books.ended
-            for name in due_endings(ended, self._a.endings_after_s, self._a.now()):
-                self._a.books.end_subject(name)
-                self._a.launches.forget(name)
+            due = due_endings(self._a.books.ended, self._a.endings_after_s, self._a.now())
+            if due and await self._is_audited():
+                for name in due:
+                    self._a.books.end_subject(name)
+                    self._a.launches.forget(name)
             await asyncio.sleep(self._a.endings_look_s)
+
+    async def _is_audited(self) -> bool:
+        """Whether the audit has what a tombstone takes out of the log; if not, endings can wait."""
+        try:
+            return await self._a.log.audited(self._a.endings_after_s)
+        except LogError as error:
+            LOG.info("subjects are not ended yet", extra={"problem": str(error)})
+            return False
 
     async def _converse(self) -> None:
         """Hears gateways and answers for logs as long as the agent lives."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from events.log import Broken, EventLog, Follower, Recorded
+from events.log import Broken, EventLog, Follower, Recorded, Unavailable
 from schemas.commands import Command, ModelRemove
 from schemas.model import Model
 from tests.support import drafts
@@ -43,7 +43,9 @@ async def grow(log: EventLog, name: str, count: int, *, expected: int = 0, rev: 
 
 
 async def audited(log: EventLog) -> None:
-    await until(log.audited, "the audit to catch up")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await until(lambda: log.audited(loop.time() - began), "the audit to catch up")
 
 
 async def told(follower: Follower) -> list[Recorded | Broken]:
@@ -149,5 +151,16 @@ def test_a_connection_that_is_lost_is_told_and_history_goes_on(play: Play) -> No
         await stage.restore()
         assert [item.seq for item in await told(follower)] == [1, 2, 3]
         await follower.close()
+
+    play(scene)
+
+
+def test_an_audit_that_caught_up_says_so(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        await grow(stage.other, "m", 3)
+        await audited(stage.log)
+        await stage.cut()
+        with pytest.raises(Unavailable):
+            await stage.log.audited(60)
 
     play(scene)

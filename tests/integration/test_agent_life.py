@@ -323,6 +323,25 @@ def test_log_29_a_replica_long_over_ends_its_subject_and_its_folder(tmp_path):
     run(story())
 
 
+def test_no_subject_ends_while_the_audit_lags(tmp_path):
+    async def story():
+        times = replace(QUICK, endings_after_s=0.1)
+        async with memory_yard(tmp_path) as yard, yard.agent(times=times):
+            hand = yard.hand
+            yard.broker.audit_lags = True
+            await hand.plan(an_item("r-1"))
+            await hand.phase("r-1", "ready")
+            await hand.plan(an_item("r-1", stop=a_stop(force=True)))
+            await hand.phase("r-1", "stopped")
+            await hand.plan()
+            await until(lambda: yard.broker.audit_asked > 2, "the agent to look at the audit")
+            assert "replica.deleted" not in hand.types("r-1")
+            yard.broker.audit_lags = False
+            await hand.expect(lambda: "replica.deleted" in hand.types("r-1"), "the tombstone")
+
+    run(story())
+
+
 def test_fifty_plans_at_once_start_each_id_once(tmp_path):
     async def story():
         async with memory_yard(tmp_path) as yard, yard.agent():

@@ -1,5 +1,6 @@
 """History where the audit is younger than the log, or is not there at all."""
 
+import asyncio
 from pathlib import Path
 
 from tests.support import drafts
@@ -42,7 +43,9 @@ def test_what_the_audit_let_go_is_told_by_the_log(tmp_path: Path) -> None:
         async with jetstream_stage(tmp_path) as stage:
             for n in range(6):
                 await stage.other.append(drafts.model(f"m{n}", 0), epoch=1)
-            await until(stage.other.audited, "the audit to catch up")
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await until(lambda: stage.other.audited(loop.time() - began), "the audit to catch up")
             purge = "$JS.API.STREAM.PURGE.YARD_AUDIT"
             await stage.direct.request(purge, b'{"seq": 4}', timeout_s=2)
             assert await history(stage) == [1, 2, 3, 4, 5, 6]

@@ -107,8 +107,14 @@ PUBLISH = {
         ],
     ),
     "agent-n1": (
-        ["yard.evt.node.n1", "yard.evt.card.n1.cpu", "yard.evt.replica.n1.r-1"],
         [
+            "yard.evt.node.n1",
+            "yard.evt.card.n1.cpu",
+            "yard.evt.replica.n1.r-1",
+            "$JS.API.STREAM.INFO.YARD_AUDIT",
+        ],
+        [
+            "$JS.API.STREAM.MSG.GET.YARD_AUDIT",
             "yard.evt.node.n2",
             "yard.evt.card.n2.cpu",
             "yard.evt.replica.n2.r-1",

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from controlplane.candidate import Me
-from controlplane.domain.decision import Ids, Live, Step
+from controlplane.domain.decision import Change, Decision, Ids, Live, Step
 from controlplane.domain.world import World
 from controlplane.identifiers import new_ids, new_replica_id
 from controlplane.leader import LeaderLoop, NextDecision
@@ -37,7 +37,7 @@ from events.memory_broker import MemoryBroker
 from schemas.beacons import AgentBeacon, LeaderBeacon
 from schemas.commands import ModelAdd
 from schemas.leader import Leader, LeaderElected
-from schemas.model import Model, ModelChanged
+from schemas.model import Model, ModelChanged, ModelDeleted
 from schemas.settings import ControlplaneSettings
 from tests.support.aio import run, until
 from tests.support.controlplanes import add_command, history, smallest_domain
@@ -336,6 +336,38 @@ def test_a_command_whose_decision_no_log_could_store_is_refused_and_others_go_on
             await until(decided(yard, good), "the good command")
             assert yard.loop.world.outcomes[bad].code == "internal"
             assert yard.findings() == []
+
+    run(story())
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_removal_lets_the_audit_catch_up_but_not_for_ever(
+    recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ending(
+        world: World,
+        live: Live,
+        commands: Sequence[StoredCommand],
+        now: datetime,
+        ids: Ids,
+        settings: ControlplaneSettings,
+    ) -> Step:
+        if "x" not in world.models:
+            return smallest_domain(world, live, commands, now, ids, settings)
+        ends = Change(noun="model", key=("x",), event=ModelDeleted(), state=None)
+        return Step(decision=Decision(changes=(ends,), what="x ends"))
+
+    async def story() -> None:
+        monkeypatch.setattr("controlplane.carrier.AUDIT_WAIT_S", 10 if recovers else 0.2)
+        yard = Yard(ending)
+        yard.broker.audit_lags = True
+        async with started(yard.loop):
+            await until(decided(yard, await yard.add("x")), "the model")
+            await until(lambda: yard.broker.audit_asked > 2, "the leader to look at the audit")
+            if recovers:
+                assert "x" in yard.loop.world.models
+                yard.broker.audit_lags = False
+            await until(lambda: "x" not in yard.loop.world.models, "its end")
 
     run(story())
 
