@@ -130,6 +130,10 @@ class LaunchHandle:
             self._is_child = pid == 0
         return not self._is_child
 
+    def was_begun(self) -> bool:
+        """Whether a launcher was ever about to be spawned: its lock comes right before that."""
+        return (self.folder / _LOCK).exists()
+
     def alive(self) -> bool:
         """Whether a launcher lives, whoever spawned it."""
         try:

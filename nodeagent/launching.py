@@ -20,7 +20,7 @@ import msgspec
 
 from nodeagent import enginelog, launches, processes
 from nodeagent.drivers.driver import EngineStart
-from nodeagent.keeper import EXIT, LAUNCH, READY, RUNNING, STOP, boot_id
+from nodeagent.keeper import EXIT, READY, RUNNING, STOP, boot_id
 from nodeagent.launches import (
     EndCode,
     Ended,
@@ -149,7 +149,7 @@ class Launcher:
         self._launches[replica] = launch
         try:
             launch.spawn(start, lambda: self._launcher_ended(launch))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a secret's value
             del self._launches[replica]
             shutil.rmtree(launch.folder, ignore_errors=True)
             raise LaunchFault(f"cannot start a launcher: {error}") from error
@@ -162,13 +162,15 @@ class Launcher:
     async def adopt(self, replica: str) -> Running | Ended | None:
         """Takes over what a predecessor started: by pid, start time and YARD_LAUNCH_ID.
 
-        None: this id was never started here (its folder is absent or holds no launch), so nothing
-        runs under it. `Ended`: it is gone and no event follows; leftovers of its group were killed.
+        None: this id was never started here (its folder is absent or was only being made), so nothing
+        runs under it and it may be started. `Ended`: it is gone and no event follows; leftovers of its group were killed.
         """
-        folder = self._root / replica
-        if not (folder / LAUNCH).is_file():
+        launch = self._launches.get(replica) or LaunchHandle(replica, self._root / replica)
+        if not launch.was_begun():
+            # What a killed agent left between the folder and the launcher would only be in the way.
+            shutil.rmtree(launch.folder, ignore_errors=True)
             return None
-        launch = self._launches.setdefault(replica, LaunchHandle(replica, folder))
+        self._launches[replica] = launch
         launch.answered = False
         self._look(launch)
         # A launcher that is only just starting has not said yet which process it runs; one that is
@@ -200,12 +202,14 @@ class Launcher:
             # The launcher owns the process and does it; the steps below are for one that cannot.
             launch.signal(signal.SIGTERM)
             await self._gone(launch, grace_s + 1.0)
-        if launch.ended is None or launch.ended.survivors:
+        left = await self.survivors(replica)
+        if launch.ended is None or left:
             killed = await self._kill(launch)
+            left = await self.survivors(replica)
         end = launch.ended
         return StopResult(
             exit_status=end.exit_status if end else None,
-            survivors=await self.survivors(replica),
+            survivors=left,
             killed=killed or (end is not None and end.killed),
             last_line=end.last_line if end else "",
         )

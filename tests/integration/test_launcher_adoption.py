@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent import processes
+from nodeagent.drivers.driver import EngineStart
 from nodeagent.keeper import boot_id
 from nodeagent.launching import Ended, LaunchEnded, Launcher, LaunchReady, Running
 from tests.support.aio import run, until
@@ -200,18 +201,36 @@ def test_scn_a10_what_a_killed_launcher_left_is_ended_at_adoption(tmp_path: Path
     run(story())
 
 
-def test_scn_a10_a_folder_without_a_launch_was_never_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["nothing", "folder", "description"])
+def test_scn_a10_what_was_never_spawned_may_still_be_started(tmp_path: Path, left: str) -> None:
+    """An agent killed between making the folder and spawning the launcher costs the start nothing."""
+
     async def story() -> None:
+        folder = tmp_path / "replicas" / REPLICA
+        if left != "nothing":
+            folder.mkdir(parents=True)
+        if left == "description":
+            (folder / "launch.json").write_text(json.dumps({"launch": REPLICA}))
         made = await open_launcher(tmp_path)
-        assert await made.adopt("r-9") is None
-        (tmp_path / "replicas" / "r-9").mkdir()
-        assert await made.adopt("r-9") is None
+        assert await made.adopt(REPLICA) is None
+        start = EngineStart(
+            argv=(sys.executable, "-I", "-S", "-c", WAITS),
+            environment=dict(os.environ),
+            endpoint="",
+            port=1,
+            ready="probe",
+            paths=(),
+            has_key=False,
+        )
+        begun = await made.start(REPLICA, start, grace_s=1.0, log_bytes=4096)
+        assert isinstance(begun, Running)
+        assert (await made.stop(REPLICA, 1.0)).survivors == ()
         await made.close()
 
     run(story())
 
 
-def test_scn_a10_a_launch_that_never_spawned_is_lost_and_no_stranger_is_touched(
+def test_scn_a10_a_launch_that_left_no_word_is_lost_and_no_stranger_is_touched(
     tmp_path: Path,
 ) -> None:
     """The files name a process number that belongs to somebody else by now: to this test."""
@@ -220,6 +239,7 @@ def test_scn_a10_a_launch_that_never_spawned_is_lost_and_no_stranger_is_touched(
         folder = tmp_path / "replicas" / REPLICA
         folder.mkdir(parents=True)
         (folder / "launch.json").write_text(json.dumps({"launch": REPLICA}))
+        (folder / "lock").touch()
         made = await open_launcher(tmp_path)
         ended = await made.adopt(REPLICA)
         assert isinstance(ended, Ended)

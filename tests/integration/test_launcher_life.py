@@ -166,6 +166,18 @@ def test_a_program_that_does_not_exist_is_said_in_a_sentence(tmp_path: Path) -> 
     run(story())
 
 
+def test_what_no_process_can_be_given_is_a_fault_and_leaves_nothing(tmp_path: Path) -> None:
+    """A secret's file may hold anything; it must not end the agent again and again."""
+
+    async def story() -> None:
+        async with launcher(tmp_path) as made:
+            with pytest.raises(LaunchFault, match="cannot start a launcher"):
+                await made.start(REPLICA, engine("", KEY="a\0b"), grace_s=1.0, log_bytes=1 << 20)
+            assert made.found() == ()
+
+    run(story())
+
+
 def test_an_id_is_started_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with launcher(tmp_path) as made:
