@@ -212,8 +212,13 @@ class Journal:
         puts = [(*where, _pack(body)) for where, body in latest.items() if body is not None]
         drops = [where for where, body in latest.items() if body is None]
         try:
-            await self._database.executemany("REPLACE INTO kept VALUES (?, ?, ?)", puts)
-            await self._database.executemany("DELETE FROM kept WHERE kind = ? AND key = ?", drops)
+            # Each of these is a trip to sqlite's thread, and a start waits for them.
+            if puts:
+                await self._database.executemany("REPLACE INTO kept VALUES (?, ?, ?)", puts)
+            if drops:
+                await self._database.executemany(
+                    "DELETE FROM kept WHERE kind = ? AND key = ?", drops
+                )
             await self._database.commit()
         except sqlite3.Error as error:
             for _, done in taken:
