@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from datetime import datetime
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,6 +25,9 @@ from schemas.plan import Stop
 from schemas.replica import TERMINAL_PHASES, ReplicaReady
 
 LOG = logging.getLogger(__name__)
+
+MEASURE_AFTER_S: Final = 0.25
+"""So long after ready the engine's memory is read."""
 
 DRAIN_LOOK_S = 0.25
 
@@ -135,7 +139,11 @@ class Supervisor:
                 case "ready":  # 5
                     if self._measured:
                         await self._wake.wait()
-                    else:
+                        continue
+                    # Whoever waited for this engine is served first: reading the memory of a large
+                    # process, and telling it, takes processor and disk at the very same moment.
+                    await pause(self._wake, MEASURE_AFTER_S)
+                    if not self._wake.is_set():
                         await self._measure()
                 case "draining":  # 6
                     await self._drain(held)
