@@ -10,19 +10,21 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final
 
 from controlplane.ctl.failures import CtlError, Unreachable
-from events.connection import Connection
-from events.connection import connect as connect_nats
-from events.jetstream import JetStreamLog, JetStreamWire
 from events.roles import inbox_prefix
 from events.secrets import SecretMissing, api_token_path, nats_password_path, read_secret
 from events.service import default_data
 from events.subjects import PREFIX
 from schemas.settings import NatsSettings
+
+if TYPE_CHECKING:
+    # Imported where a door is opened: no command needs both clients, and each costs a tenth of a second.
+    import httpx
+
+    from events.connection import Connection
+    from events.jetstream import JetStreamLog, JetStreamWire
 
 USER: Final = "admin"
 HOST: Final = "127.0.0.1"
@@ -97,8 +99,10 @@ def secret(path: Path) -> str:
 
 
 @asynccontextmanager
-async def open_connection(place: Place) -> AsyncIterator[Connection]:
+async def open_connection(place: Place) -> "AsyncIterator[Connection]":
     """A connection to NATS as admin. Raises Unreachable when there is none within five seconds."""
+    from events.connection import connect as connect_nats
+
     connection = await connect_nats(
         NatsSettings(url=place.nats_url),
         name="yardctl",
@@ -119,16 +123,20 @@ async def open_connection(place: Place) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def open_log(where: Path | Place) -> AsyncIterator[JetStreamLog]:
+async def open_log(where: Path | Place) -> "AsyncIterator[JetStreamLog]":
     """The log of the yard at a data folder or place. Raises Unreachable."""
+    from events.jetstream import JetStreamLog
+
     place = where if isinstance(where, Place) else find_place(data=where)
     async with open_connection(place) as connection:
         yield JetStreamLog(connection, source="/ctl")
 
 
 @asynccontextmanager
-async def open_wire(place: Place) -> AsyncIterator[JetStreamWire]:
+async def open_wire(place: Place) -> "AsyncIterator[JetStreamWire]":
     """Request/reply with the yard's agents. Raises Unreachable."""
+    from events.jetstream import JetStreamWire
+
     async with open_connection(place) as connection:
         yield JetStreamWire(connection)
 
@@ -136,7 +144,7 @@ async def open_wire(place: Place) -> AsyncIterator[JetStreamWire]:
 class Api:
     """The read API. Every method raises Unreachable when nothing answers, CtlError when it refuses."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: "httpx.AsyncClient", url: str) -> None:
         self._client = client
         self._url = url
 
@@ -153,7 +161,9 @@ class Api:
         """The states below a resource, without their position."""
         return (await self.get(path))["data"]
 
-    async def ask(self, path: str, **query: str) -> httpx.Response:
+    async def ask(self, path: str, **query: str) -> "httpx.Response":
+        import httpx
+
         try:
             return await self._client.get(path, params=query)
         except httpx.HTTPError as error:
@@ -162,7 +172,7 @@ class Api:
             ) from error
 
 
-def _body(answer: httpx.Response) -> dict[str, Any]:
+def _body(answer: "httpx.Response") -> dict[str, Any]:
     try:
         body = answer.json()
     except ValueError:
@@ -175,6 +185,8 @@ def _body(answer: httpx.Response) -> dict[str, Any]:
 @asynccontextmanager
 async def open_api(place: Place) -> AsyncIterator[Api]:
     """The API with the token of the data folder."""
+    import httpx
+
     headers = {"Authorization": f"Bearer {secret(api_token_path(place.data))}"}
     # No proxy from the environment: the token must not leave for one on the way to this machine.
     async with httpx.AsyncClient(

@@ -1,6 +1,8 @@
 """yardctl as a program: every ending is an exit code and a sentence, never a traceback."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,12 @@ def test_figures() -> None:
     assert show.size(None) == "-"
     assert show.mode({"min": 2, "max": 2}) == "2"
     assert connect.HOST == "127.0.0.1"
+
+
+def test_the_program_starts_without_the_clients_it_may_not_need() -> None:
+    heavy = "{'httpx', 'nats', 'litestar', 'uvicorn', 'aiosqlite', 'psutil'}"
+    look = f"import sys, controlplane.ctl.main; print(sorted({heavy} & sys.modules.keys()))"
+    found = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert found.stdout.strip() == "[]"
