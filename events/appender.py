@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from events.codec import encode_command, encode_event, is_tombstone
+from events.codec import UNREADABLE, encode_command, encode_event, is_tombstone
 from events.envelope import MSG_ID, TTL, event_headers
 from events.log import (
     Appended,
@@ -345,5 +345,5 @@ class Appender:
 def _id_of(payload: bytes) -> str:
     try:
         return msgspec.json.decode(payload, type=_Id).id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""

@@ -20,6 +20,8 @@ from schemas.commands import Command
 from schemas.messages import NOUNS, TYPE_PREFIX, Noun, tag_of
 
 SCHEMA_PREFIX: Final = "urn:modelyard:"
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding bytes of another program may raise: no JSON or another shape, no text, nested without end."""
 
 
 class StoredMessage(Struct, frozen=True, kw_only=True):
@@ -159,7 +161,7 @@ def decode_event(message: StoredMessage, prefix: str = PREFIX) -> Recorded | Bro
         return broken(f"{len(message.payload)} bytes, more than {MAX_EVENT_BYTES}")
     try:  # 2
         envelope = _ENVELOPE.decode(message.payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         return broken(f"no envelope: {error}")
     if envelope.subject != message.subject:  # 3
         return broken(f"wrong subject: the envelope names {envelope.subject!r}")
@@ -189,7 +191,7 @@ def decode_event(message: StoredMessage, prefix: str = PREFIX) -> Recorded | Bro
         state = None if is_tombstone(tag) else kind.state.decode(data.state)
     except NoUpcast as error:
         return broken(str(error))
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except (*UNREADABLE, TypeError) as error:
         return broken(f"body of {tag}: {error}")
     return _recorded(message, envelope, place, tag, None, event, state)
 
@@ -280,11 +282,11 @@ def decode_command(message: StoredMessage, prefix: str = PREFIX) -> StoredComman
         if command_name(command) != name:
             problem = f"the body says {command_name(command)}, the subject {name}"
             command = None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         problem = f"not a command: {error}"
         try:
             id_ = _COMMAND_ID.decode(message.payload).id
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             id_ = None
     return StoredCommand(
         seq=message.seq,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from events.appender import Appender, RetryBudget
-from events.codec import StoredMessage, command_name, decode_command
+from events.codec import UNREADABLE, StoredMessage, command_name, decode_command
 from events.ids import new_id
 from events.log import (
     Appended,
@@ -382,7 +382,7 @@ class MemoryWire:
             try:
                 name = decode_token(subject.rsplit(".", 1)[1])
                 body = decoder.decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, NotASubject):
+            except (*UNREADABLE, NotASubject):
                 self.undecodable += 1
                 return
             handler(name, body)
@@ -411,7 +411,7 @@ class MemoryWire:
             raise Unavailable(f"{what} of {node} failed: {error}") from error
         try:
             return msgspec.json.decode(answer, type=reply_type)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise Unavailable(f"{what} of {node} answered something else: {error}") from error
 
     async def serve(

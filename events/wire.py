@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from nats.aio.msg import Msg
 
+from events.codec import UNREADABLE
 from events.connection import INBOX_ROOT, Connection, Handle
 from events.log import Misconfigured, Unavailable
 from events.subjects import NotASubject, beacon_subject, decode_token, rpc_subject
@@ -69,7 +70,7 @@ class JetStreamWire:
             try:
                 name = decode_token(message.subject.rsplit(".", 1)[1])
                 body = decoder.decode(message.data)
-            except (msgspec.DecodeError, UnicodeDecodeError, NotASubject):
+            except (*UNREADABLE, NotASubject):
                 self.undecodable += 1
                 return
             handler(name, body)
@@ -104,7 +105,7 @@ class JetStreamWire:
             raise Unavailable(f"{what} of {node} failed: {failure}")
         try:
             return msgspec.json.decode(answer.data, type=reply_type)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise Unavailable(f"{what} of {node} answered something else: {error}") from error
 
     async def serve(
@@ -125,7 +126,7 @@ class JetStreamWire:
             payload = b""
             try:
                 payload = msgspec.json.encode(await handler(decoder.decode(message.data)))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 self.undecodable += 1
                 headers = {ERROR_HEADER: _header_text(error)}
             except Exception as error:

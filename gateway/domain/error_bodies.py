@@ -71,7 +71,7 @@ def engine_error_body(status: int, content_type: bytes, body: bytes) -> bytes | 
     detail: Any = None
     try:
         parsed: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parsed = None
     code: str | None = None
     param: str | None = None

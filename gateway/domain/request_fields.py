@@ -36,6 +36,7 @@ class _Fields(Struct):
     stream_options: _StreamOptions | None = None
 
 
+_TOO_DEEP: Final = FieldsProblem(message="The request body is nested too deeply to be read.")
 _decoder: Final = msgspec.json.Decoder(_Fields)
 
 
@@ -53,6 +54,8 @@ def read_fields(body: bytes) -> RequestFields | FieldsProblem:
         if not body.strip():
             return FieldsProblem(message="The request body is empty; expected a JSON object.")
         return FieldsProblem(message=f"The request body is not valid JSON: {problem}.")  # 1
+    except RecursionError:
+        return _TOO_DEEP
     model = fields.model
     if model is UNSET or model is None or not model:
         return FieldsProblem(
@@ -76,7 +79,10 @@ def _describe(body: bytes, problem: msgspec.ValidationError) -> FieldsProblem:
     text = str(problem)
     _, _, path = text.rpartition(" - at `$.")
     param = path.rstrip("`") or None if path else None
-    parsed: Any = msgspec.json.decode(body)
+    try:
+        parsed: Any = msgspec.json.decode(body)
+    except RecursionError:
+        return _TOO_DEEP
     if not isinstance(parsed, dict):
         return FieldsProblem(message="The request body must be a JSON object.")
     return FieldsProblem(message=f"The request body does not fit: {text}.", param=param)

@@ -79,6 +79,25 @@ def test_unknown_fields_of_an_event_are_ignored() -> None:
     assert item.problem is None
 
 
+def test_a_message_nested_without_end_is_broken_and_ends_no_reader() -> None:
+    deep = b"[" * 9000 + b"]" * 9000
+    for payload in (
+        deep,
+        b'{"x":%b}' % deep,
+        msgspec.json.encode(encoded())[:-1] + b',"x":' + deep + b"}",
+    ):
+        message = StoredMessage(
+            seq=1, subject="yard.evt.model.m%2E1", payload=payload, stored_at=NOW
+        )
+        assert isinstance(decode_event(message), Broken)
+        asked = decode_command(
+            StoredMessage(
+                seq=1, subject="yard.cmd.admin.model.remove", payload=payload, stored_at=NOW
+            )
+        )
+        assert asked.problem is not None
+
+
 def test_a_body_larger_than_any_event_is_broken() -> None:
     message = StoredMessage(
         seq=1, subject="yard.evt.model.m", payload=b" " * 300_000, stored_at=NOW

@@ -102,6 +102,8 @@ def test_what_routing_needs_is_read() -> None:
         (b'\xff\xfe{"model":"m"}', None, "not valid JSON"),
         (b'{"model":"\xff"}', None, ""),
         (b'{"model":"%b"}' % (b"x" * 600), "model", "longer"),
+        (b'{"model":"m","x":%b}' % (b"[" * 9000 + b"]" * 9000), None, "nested"),
+        (b"[" * 9000 + b"]" * 9000, None, "nested"),
     ],
 )
 def test_scn_b13_a_request_without_a_model_gets_a_sentence(

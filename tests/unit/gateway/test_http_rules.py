@@ -190,6 +190,7 @@ def test_headers_do_not_print_their_values() -> None:
         (b"text/plain; charset=utf-8", b" words \n", "words", "engine_error"),
         (b"text/html", b"<h1>no</h1>", "500", "engine_error"),
         (b"application/json", b"\xff{", "500", "engine_error"),
+        (b"application/json", b"[" * 9000 + b"]" * 9000, "500", "engine_error"),
         (b"", b"", "500", "engine_error"),
     ],
 )
