@@ -260,6 +260,9 @@ async def run_demo(source: Path) -> int:
         say("\ninterrupted")
         code = 130
     finally:
+        # A second Ctrl-C would cut the stop short and leave the engine behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, say, "stopping already …")
         if running is not None:
             await running.stop()
         bury_orphans()
