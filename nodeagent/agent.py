@@ -30,7 +30,7 @@ from nodeagent.domain.assignments import due_endings
 from nodeagent.fleet import Fleet
 from nodeagent.inheritance import Adopting, Inheritance
 from nodeagent.journal import Journal
-from nodeagent.launching import LaunchEvent
+from nodeagent.launching import LaunchEvent, LaunchFault
 from nodeagent.logs_rpc import Logs, LogsRpc
 from nodeagent.ownlog import Head, OwnSubjects, node_subject, plan_subject, read_own, read_subjects
 from nodeagent.reporter import Deposed, Reporter
@@ -317,8 +317,12 @@ class Agent:
             due = due_endings(self._a.books.ended, self._a.endings_after_s, self._a.now())
             if due and await self._is_audited():
                 for name in due:
-                    self._a.books.end_subject(name)
-                    self._a.launches.forget(name)
+                    try:
+                        self._a.launches.forget(name)
+                    except LaunchFault as fault:
+                        LOG.error("its subject is not ended", extra={"problem": str(fault)})
+                    else:
+                        self._a.books.end_subject(name)
             await asyncio.sleep(self._a.endings_look_s)
 
     async def _is_audited(self) -> bool:

@@ -6,7 +6,7 @@ import httpx
 import psutil
 from msgspec.structs import replace
 
-from nodeagent.launching import Launcher, StopResult
+from nodeagent.launching import Launcher, LaunchFault, StopResult
 from schemas.beacons import AgentBeacon, LogsReply, LogsRequest
 from schemas.settings import GIB, MIB
 from tests.support.agent_yard import (
@@ -319,6 +319,35 @@ def test_log_29_a_replica_long_over_ends_its_subject_and_its_folder(tmp_path):
             await hand.plan(an_item("r-1"), an_item("r-2"))
             await hand.phase("r-2", "ready")
             assert hand.types("r-1")[-1] == "replica.deleted"
+
+    run(story())
+
+
+def test_a_subject_whose_process_may_still_run_is_not_ended_and_costs_nobody_else(tmp_path):
+    class Doubtful(Launcher):
+        def forget(self, replica: str) -> None:
+            if replica == "r-1":
+                raise LaunchFault("r-1 may still run")
+            super().forget(replica)
+
+    async def story():
+        times = replace(QUICK, endings_after_s=0.1)
+        async with (
+            memory_yard(tmp_path) as yard,
+            yard.agent(times=times, make_launcher=Doubtful) as running,
+        ):
+            hand = yard.hand
+            await hand.plan(an_item("r-1"), an_item("r-2"))
+            await hand.phase("r-2", "ready")
+            await hand.phase("r-1", "ready")
+            stop = a_stop(force=True)
+            await hand.plan(an_item("r-1", stop=stop), an_item("r-2", stop=stop))
+            await hand.phase("r-2", "stopped")
+            await hand.phase("r-1", "stopped")
+            await hand.plan()
+            await hand.expect(lambda: "replica.deleted" in hand.types("r-2"), "the tombstone")
+            assert not running.task.done()
+            assert "replica.deleted" not in hand.types("r-1")
 
     run(story())
 
