@@ -1,5 +1,6 @@
 """Builds and takes apart every subject of a yard; names become percent-encoded tokens and back."""
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -35,6 +36,7 @@ def decode_token(token: str) -> str:
     return name
 
 
+@lru_cache(maxsize=65536)
 def event_subject(noun: str, *key: str, prefix: str = PREFIX) -> str:
     """`yard.evt.<noun>.<key…>`; the noun may hold a dot (`leader.current`)."""
     return ".".join((prefix, EVT, noun, *(encode_token(k) for k in key)))

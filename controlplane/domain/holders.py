@@ -27,15 +27,13 @@ class Victim(Struct, frozen=True, kw_only=True):
         return (self.has_requests, self.used_at, self.planned.item.replica)
 
 
-def has_requests(scene: Scene, replica: str) -> bool:
+def has_requests(scene: Scene, node: str, replica: str) -> bool:
     """Whether a gateway's last beacon or the engine's own counters show requests on it."""
     if any(gateway.inflight.get(replica, 0) > 0 for gateway in scene.live.gateways):
         return True
-    for agent in scene.live.agents:
-        told = agent.replicas.get(replica)
-        if told is not None and (told.counters.inflight or 0) > 0:
-            return True
-    return False
+    agent = scene.agents.get(node)
+    told = agent.replicas.get(replica) if agent is not None else None
+    return told is not None and (told.counters.inflight or 0) > 0
 
 
 def used_at(scene: Scene, replica: Replica) -> datetime:
@@ -60,7 +58,7 @@ def to_stop(scene: Scene, replicas: Iterable[Planned], count: int) -> tuple[Plan
             return (False, False, planned.item.decided_at, planned.item.replica)
         return (
             replica.phase == "ready",
-            has_requests(scene, replica.id),
+            has_requests(scene, planned.node, replica.id),
             used_at(scene, replica),
             replica.id,
         )
@@ -141,7 +139,7 @@ def drain_of(
             Victim(
                 planned=holder.planned,
                 memory_bytes=holder.memory_bytes,
-                has_requests=has_requests(scene, holder.replica),
+                has_requests=has_requests(scene, holder.planned.node, holder.replica),
                 used_at=used_at(scene, replica),
             )
         )

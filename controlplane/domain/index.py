@@ -100,6 +100,7 @@ class StepIndex:
     `dirty` are the models something happened to since a step found nothing to do for them; `wake` says
     when time alone may change that, `idle` when a model may have been idle for long enough. `short`
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
+    `waits` are placement's verdicts that hold as long as no card, plan, replica, entry or record changes.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
     those of them somebody asked for in vain.
     """
@@ -125,6 +126,7 @@ class StepIndex:
         self.version = 0
         self.queue_seen: tuple[int, str] | None = None
         self.queue_due: datetime | None = None
+        self.waits: dict[tuple[str, str], tuple[object, object]] = {}
         self._plans: dict[str, Plan] = {}
         self._model_of: dict[str, str] = {}
         self._cards_of: dict[str, tuple[CardKey, ...]] = {}
@@ -183,6 +185,9 @@ class StepIndex:
             case _:
                 return
         self.version += 1
+        if noun != "activation" or self.items_of.get(key[0]):
+            # The demand of a model without replicas protects nobody, so no verdict rests on it.
+            self.waits.clear()
 
     def _activation(self, world: World, model: str, scope: str) -> None:
         scopes = self.scopes_of.setdefault(model, set())

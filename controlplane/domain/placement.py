@@ -129,8 +129,26 @@ def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Ve
     4. Otherwise holders are drained (rank 4), or the demand waits for what keeps its cards.
     5. Nothing fits, even emptied.
 
-    `claimed` are cards that demands before this one wait for.
+    `claimed` are cards that demands before this one wait for. A wait that was told already and that
+    nothing could have ended is not judged again: many may wait, and every event makes the queue look.
     """
+    activation = demand.activation
+    if activation is not None and (demand.fresh or activation.phase not in ("waiting", "ready")):
+        return _place(scene, demand, claimed)
+    key = (demand.model.name, demand.scope)
+    basis = (scene.frozen, demand.wanted_at, frozenset(claimed))
+    known = scene.index.waits.get(key)
+    if known is not None and known[0] == basis:
+        wait = known[1]
+        if isinstance(wait, Wait) and (wait.look_at is None or wait.look_at > scene.now):
+            return wait
+    verdict = _place(scene, demand, claimed)
+    if isinstance(verdict, Wait) and not verdict.victims:
+        scene.index.waits[key] = (basis, verdict)
+    return verdict
+
+
+def _place(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Verdict:
     if scene.frozen:  # 1
         return NoNode(reason=scene.frozen)
     waited_s = scene.age_s(demand.wanted_at)
@@ -321,6 +339,19 @@ def _judge(
                 failed_before=failed,
                 reason=f"{room.card}: {memory.amount(room.free_bytes)} free",
             )
+    numbers = f"needs {memory.amount(needed)}, {memory.amount(room.free_bytes)} free"
+    if key in claimed:
+        # Who would have to leave is judged for the demand that waits for the card, not for all behind it.
+        return _Found(
+            profile=profile,
+            room=room,
+            needed_bytes=needed,
+            rank=5,
+            group="memory",
+            failed_before=failed,
+            draining=holders.Draining(keepers=tuple(h.replica for h in room.holders)),
+            reason=f"{room.card}: {numbers}, others wait for it",
+        )
     draining = holders.drain_of(
         scene,
         room,
@@ -329,14 +360,11 @@ def _judge(
         for_model=demand.model.name,
         waited_s=waited_s,
     )
-    numbers = f"needs {memory.amount(needed)}, {memory.amount(room.free_bytes)} free"
-    if key in claimed:
-        numbers += ", others wait for it"
     return _Found(
         profile=profile,
         room=room,
         needed_bytes=needed,
-        rank=4 if draining.enough and key not in claimed else 5,
+        rank=4 if draining.enough else 5,
         group="memory",
         failed_before=failed,
         draining=draining,

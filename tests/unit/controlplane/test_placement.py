@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
+from controlplane.domain import placement
 from controlplane.domain.decision import Live
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Verdict, Wait, place
@@ -13,7 +16,7 @@ from controlplane.domain.scene import MOST_STATE_BYTES, Scene
 from events.log import Broken
 from events.subjects import event_subject
 from schemas.commands import ModelLoad, NodeCordon
-from schemas.model import Model, Profile
+from schemas.model import Model, ModelChanged, Profile
 from schemas.node import EngineInfo, NodeChanged
 from schemas.record import Failures, Measured, Record, RecordMeasured
 from schemas.replica import ReplicaStopped
@@ -396,3 +399,32 @@ def test_a_state_that_fits_no_event_stops_its_own_model_only() -> None:
     y.request("a")
     y.until(lambda: y.ready("a"), 10, "others go on")
     assert y.started("big") == 0
+
+
+def test_those_who_wait_are_not_judged_again_for_every_one_that_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 8, minimum=1), model("b", 8, minimum=1))
+    y.compares = True
+    y.advance(15)
+    y.add(*(model(f"w{n:02}", 8) for n in range(12)))
+    for n in range(10):
+        y.request(f"w{n:02}")
+        y.turn()
+    y.compares = False
+    judged: list[str] = []
+    judge = placement._judge
+
+    def counted(scene: Scene, demand: Demand, *rest: Any) -> Any:
+        judged.append(demand.model.name)
+        return judge(scene, demand, *rest)
+
+    monkeypatch.setattr(placement, "_judge", counted)
+    y.request("w10")
+    y.turn()
+    assert y.phase("w10") == "waiting"
+    assert set(judged) == {"w10"}
+    judged.clear()
+    y.compares = True
+    y.append("model", ("a",), ModelChanged(by="test", fields=("scaling",)), model("a", 8))
+    y.until(lambda: y.ready("w00"), 20, "a change of what they wait for is seen")
