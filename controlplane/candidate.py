@@ -134,6 +134,12 @@ class Candidate:
         world = reader.world
         head = world.heads.get(self._subject, NO_HEAD)
         leader = world.leader
+        if head.writable:
+            self._alarms.down("no_election")
+        else:
+            self._alarms.up(
+                "no_election", f"{self._subject} cannot be read, so nobody can lead: {head.problem}"
+            )
         near = leader is not None and leader.host == self._me.host
         verdict = judge(
             Seen(

@@ -404,6 +404,20 @@ def test_log_22_nothing_is_written_over_an_event_that_cannot_be_read() -> None:
     run(story())
 
 
+def test_a_record_of_the_leader_that_cannot_be_read_turns_readiness_red() -> None:
+    async def story() -> None:
+        yard = Yard()
+        yard.broker.put("yard.evt.leader.current", b"junk")
+        async with started(yard.loop, leading=False):
+            await until(lambda: bool(yard.findings()), "a finding")
+            await until(
+                lambda: [f.code for f in yard.findings()] == ["no_election"], "the right finding"
+            )
+            assert yard.loop.term is None
+
+    run(story())
+
+
 def test_a_fold_that_raises_stops_the_world_and_the_leading() -> None:
     async def story() -> None:
         yard = Yard()
