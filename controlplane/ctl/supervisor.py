@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class Supervisor:
             begun = loop.time()
             try:
                 service.process = await _spawn(spec)
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 self._say(f"{spec.name} cannot be started: {error}")
                 service.process = None
             service.started.set()
