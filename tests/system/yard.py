@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -149,6 +150,14 @@ class SystemYard:
             await follower.close()
 
 
+def _with_own_ports(settings: dict[str, Any]) -> dict[str, Any]:
+    """A range of engine ports that other yards on this machine hardly use: an engine binds its port only
+    after its load, and until then another yard's engine could answer in its place."""
+    first = 20000 + 100 * random.SystemRandom().randrange(100)
+    ports = {"port_first": first, "port_last": first + 99}
+    return {**settings, "nodeagent": {**ports, **settings.get("nodeagent", {})}}
+
+
 def _write_settings(data: Path, settings: dict[str, Any]) -> Path:
     data.mkdir(parents=True, exist_ok=True)
     config = data / "yard.yaml"
@@ -168,7 +177,7 @@ async def system_yard(
     become_subreaper()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, bury_orphans)
-    config = None if settings is None else _write_settings(data, settings)
+    config = _write_settings(data, _with_own_ports(settings or {}))
     said: list[str] = []
     running = await start_yard(
         UpOptions(
