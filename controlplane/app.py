@@ -1,7 +1,6 @@
 """Wires one control plane: log, leader's loop, projection, API. No decision and no policy is made here."""
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -31,7 +30,7 @@ from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import EventLog, Misconfigured, Unavailable, Wire
 from events.provision import ensure_streams
 from events.roles import inbox_prefix
-from events.secrets import api_token_path, read_secret
+from events.secrets import api_token_path, read_secret, yard_id
 from events.service import FatalError, Service
 from events.subjects import encode_token
 from schemas.messages import SCHEMA
@@ -195,23 +194,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _yard_id(data: Path) -> str:
-    """The yard's id, from the environment or the data folder. Raises FatalError."""
+    """The yard's id, from the environment or the data folder. Raises SecretMissing."""
     given = os.environ.get("YARD_ID")
     if given:
         return given
-    try:
-        return str(json.loads((data / "yard.json").read_text(encoding="utf-8"))["yard_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FatalError(
-            f"no yard id: set YARD_ID, or point --data at a folder that `yardctl up` made ({data})"
-        ) from None
+    return yard_id(data)
 
 
-async def _keep_streams(connection: Connection, yard_id: str) -> None:
+async def _keep_streams(connection: Connection, owner: str) -> None:
     """Makes the streams be there as soon as a server answers. Raises FatalError when they cannot be."""
     while True:
         try:
-            await ensure_streams(connection, yard_id, SCHEMA)
+            await ensure_streams(connection, owner, SCHEMA)
             return
         except Unavailable:
             await asyncio.sleep(STREAMS_RETRY_S)
@@ -224,7 +218,7 @@ async def run(service: Service) -> None:
     settings = service.settings
     user = service.nats_user(USER)
     token = read_secret(api_token_path(service.data))
-    yard_id = _yard_id(service.data)
+    owner = _yard_id(service.data)
     me = Me(instance=service.id, host=socket.gethostname(), pid=os.getpid())
     connection = await connect(
         settings.nats,
@@ -245,7 +239,7 @@ async def run(service: Service) -> None:
             prefix=settings.yard.prefix,
         )
         async with asyncio.TaskGroup() as tasks:
-            streams = tasks.create_task(_keep_streams(connection, yard_id), name="streams")
+            streams = tasks.create_task(_keep_streams(connection, owner), name="streams")
             await plane.run(service.stopping)
             streams.cancel()
     finally:

@@ -6,10 +6,13 @@ A node holds its own secret only; the yard secret lives with the control plane a
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
+import json
 import os
 import secrets
+import uuid
 from pathlib import Path
 
 from events.subjects import encode_token
@@ -91,6 +94,21 @@ def node_secret(yard_secret: str, node: str) -> str:
     extracted = hmac.new(bytes(32), yard_secret.encode(), hashlib.sha256).digest()
     expanded = hmac.new(extracted, b"node:" + node.encode() + b"\x01", hashlib.sha256).digest()
     return base64.urlsafe_b64encode(expanded).decode().rstrip("=")
+
+
+def yard_id(data: Path) -> str:
+    """The id of the data folder's yard, which its streams name. Raises SecretMissing.
+
+    yard.json's, which `up` writes; without it, it follows from the yard's secret, so that a folder
+    that kept its log and its secrets alone (a restored backup) is still the same yard.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads((data / "yard.json").read_text(encoding="utf-8"))["yard_id"]
+        if known and isinstance(known, str):
+            return known
+    secret = read_secret(yard_secret_path(data))
+    digest = hmac.new(secret.encode(), b"yard id", hashlib.sha256).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=5))
 
 
 def engine_key(node_secret_text: str, launch: str) -> str:

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from events.secrets import (
     ensure_node_secret,
     ensure_secret,
     read_secret,
+    yard_id,
     yard_secret_path,
 )
 from events.server import ServerMissing, answers, command_line, prepare
@@ -183,12 +183,6 @@ def _agent_works_in(data: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _yard_id(data: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(json.loads((data / "yard.json").read_text(encoding="utf-8"))["yard_id"])
-    return str(uuid.uuid4())
 
 
 def _old_services(data: Path) -> bool:
@@ -380,8 +374,9 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
     patience = PATIENCE_S if _old_services(data) else 0.0
     await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience)
+    ensure_secret(yard_secret_path(data))
     yard = Yard(
-        yard_id=_yard_id(data),
+        yard_id=yard_id(data),
         data=data,
         gateway_port=gateway_port,
         api_port=api_port,
@@ -390,7 +385,6 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         more_gateway_ports=tuple(_free_port() for _ in range(options.more_gateways)),
         more_api_ports=tuple(_free_port() for _ in range(options.more_controlplanes)),
     )
-    ensure_secret(yard_secret_path(data))
     ensure_secret(api_token_path(data))
     ensure_node_secret(data, NODE)
     configuration = prepare(data, known_nodes(data))

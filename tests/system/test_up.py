@@ -125,6 +125,27 @@ def test_inv_6_up_killed_leaves_engines_to_the_next_up(tmp_path: Path) -> None:
     run(story(), 110)
 
 
+@pytest.mark.timeout(120)
+def test_the_log_and_the_secrets_alone_are_the_yard(tmp_path: Path) -> None:
+    """What the page on operating says to back up is enough to go on in another folder."""
+
+    async def story() -> None:
+        data, restored = tmp_path / "data", tmp_path / "restored"
+        async with up(data, "--catalog", str(write_catalog(tmp_path))) as first:
+            await base_url(first)
+            first.send_signal(signal.SIGINT)
+            await first.communicate()
+        for kept in ("nats", "secrets"):
+            shutil.copytree(data / kept, restored / kept)
+        async with up(restored) as second:
+            url = await base_url(second)
+            async with httpx.AsyncClient(timeout=30) as http:
+                answer = await http.post(f"{url}/v1/chat/completions", json=chat("m"))
+                assert answer.status_code == 200, answer.text
+
+    run(story(), 110)
+
+
 @pytest.mark.timeout(60)
 def test_req_x1_a_second_up_on_one_folder_is_told_so(tmp_path: Path) -> None:
     async def story() -> None:

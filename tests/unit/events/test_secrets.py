@@ -48,6 +48,20 @@ def test_keys_differ_by_yard_node_and_launch() -> None:
     assert all(k.isascii() and "=" not in k for k in keys)
 
 
+def test_a_yard_keeps_its_id_without_yard_json(tmp_path: Path) -> None:
+    with pytest.raises(secrets.SecretMissing):
+        secrets.yard_id(tmp_path)
+    secrets.ensure_secret(secrets.yard_secret_path(tmp_path))
+    own = secrets.yard_id(tmp_path)
+    assert secrets.yard_id(tmp_path) == own
+    file = tmp_path / "yard.json"
+    for damaged in ("", "{", "[]", '{"yard_id": null}', '{"yard_id": ""}'):
+        file.write_text(damaged, encoding="utf-8")
+        assert secrets.yard_id(tmp_path) == own
+    file.write_text('{"yard_id": "given"}', encoding="utf-8")
+    assert secrets.yard_id(tmp_path) == "given"
+
+
 def test_a_node_name_never_leaves_the_folder(tmp_path: Path) -> None:
     path = secrets.node_secret_path(tmp_path, "../../etc/x")
     assert path.parent == tmp_path / "secrets"
