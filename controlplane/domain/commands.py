@@ -57,6 +57,7 @@ ACTIVATE: Final = "model.activate"
 LONGEST_ID: Final = 128
 LONGEST_SCOPE: Final = 401
 """Characters; a scope names a node and a card. Percent-encoded they still fit a subject."""
+LONGEST_HOLD_S: Final = 10 * 365 * 86_400.0
 MOST_CHANGES: Final = 900
 """Events of one command; a batch holds 1,000, and there are the outcome and the leader's line."""
 MOST_PROBLEMS: Final = 50
@@ -337,6 +338,11 @@ def _load(scene: Scene, actor: str, body: ModelLoad) -> _Answer | Rejected:
         )
     if body.for_s is not None and body.for_s <= 0:
         return Rejected(code=codes.INVALID, sentence="--for must be longer than nothing")
+    if body.for_s is not None and body.for_s > LONGEST_HOLD_S:
+        return Rejected(
+            code=codes.INVALID,
+            sentence="--for is at most ten years; `model scale` with a min keeps a model for good",
+        )
     key = (model.name, ANY)
     known = scene.world.activations.get(key)
     live = known if known is not None and is_demanded(known, model) else None

@@ -176,6 +176,15 @@ def test_unload_by_force_ends_what_runs() -> None:
     y.until(lambda: not y.items("a"), 2)
 
 
+@pytest.mark.parametrize("for_s", [0.0, -1.0, 1e12, 1e300])
+def test_a_hold_of_no_sensible_length_is_refused(for_s: float) -> None:
+    y = yard().add(model("a"))
+    outcome = y.do(ModelLoad(model="a", for_s=for_s))
+    assert (outcome.status, outcome.code) == ("rejected", "invalid")
+    assert "--for" in outcome.sentence
+    assert y.items() == []
+
+
 def test_unload_ends_a_hold() -> None:
     y = yard().add(model("a"))
     y.do(ModelLoad(model="a", for_s=3600))
