@@ -68,7 +68,11 @@ def accepted(outcome: Outcome, explain: Explain = plain) -> Outcome:
     if outcome.status == "accepted":
         return outcome
     sentence = f"{outcome.sentence or 'rejected'} [{outcome.code}]"
-    raise RejectedByYard(sentence, *(explain(problem) for problem in outcome.problems))
+    told = [explain(problem) for problem in outcome.problems]
+    if len(told) == 1 and told[0].endswith(outcome.sentence):
+        # The only problem is the sentence itself with its place before it: told once, with the place.
+        raise RejectedByYard(f"{told[0]} [{outcome.code}]")
+    raise RejectedByYard(sentence, *told)
 
 
 def _lost(log: EventLog, command: str) -> CtlError:

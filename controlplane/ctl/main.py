@@ -292,8 +292,8 @@ def model_list(context: click.Context, output: str) -> None:
 @OUTPUT
 @click.pass_context
 def model_show(context: click.Context, name: str, output: str) -> None:
-    """Show one entry."""
-    reading(place_of(context), reads.show_one, "models", name, output)
+    """Show one entry, by its name or an alias."""
+    reading(place_of(context), reads.show_model, name, output)
 
 
 @model.command("rm")
@@ -312,7 +312,9 @@ def model_rm(
 @model.command("scale")
 @click.argument("name")
 @click.option("--min", "minimum", type=click.IntRange(0), required=True, help="Always kept.")
-@click.option("--max", "maximum", type=click.IntRange(0), required=True, help="At most.")
+@click.option(
+    "--max", "maximum", type=click.IntRange(0), help="At most; left out: exactly min are kept."
+)
 @WAIT
 @TIMEOUT
 @WAIT_TIMEOUT
@@ -321,14 +323,15 @@ def model_scale(
     context: click.Context,
     name: str,
     minimum: int,
-    maximum: int,
+    maximum: int | None,
     wait: bool,
     timeout: float,
     wait_timeout: float,
 ) -> None:
     """Change how many replicas are kept and allowed."""
     limit = wait_timeout if wait else None
-    run(acts.scale(place_of(context), name, minimum, maximum, timeout, limit))
+    most = minimum if maximum is None else maximum
+    run(acts.scale(place_of(context), name, minimum, most, timeout, limit))
 
 
 @model.command("load")

@@ -35,6 +35,13 @@ async def show_one(api: Api, kind: str, key: str, output: str) -> None:
         print_fields(found)
 
 
+async def show_model(api: Api, name: str, output: str) -> None:
+    """One entry by its name or an alias. Raises CtlError when neither is known."""
+    models = await api.data("/v1/models")
+    names = (model["name"] for model in models if name in model.get("aliases", []))
+    await show_one(api, "models", next(names, name), output)
+
+
 async def list_models(api: Api, output: str) -> None:
     models = await api.data("/v1/models")
     if output == "json":

@@ -107,6 +107,17 @@ def test_a_rejection_tells_code_sentence_and_every_problem() -> None:
     assert caught.value.code == EXIT_REJECTED
 
 
+def test_a_single_problem_is_told_once_with_its_place() -> None:
+    problem = Problem(path="[0].name", sentence="taken")
+    with pytest.raises(RejectedByYard) as caught:
+        carried_out(
+            lambda id: outcome(
+                id, status="rejected", code="exists", sentence="taken", problems=(problem,)
+            )
+        )
+    assert caught.value.lines == ("[0].name: taken [exists]",)
+
+
 def test_no_decision_in_time_ends_with_the_id_to_ask_for() -> None:
     async def story() -> None:
         log = MemoryLog(MemoryBroker())

@@ -185,6 +185,39 @@ def test_a_name_may_hold_anything_and_stays_one_path() -> None:
     assert reads.path_of("models", "a/b ü?") == "/v1/models/a%2Fb%20%C3%BC%3F"
 
 
+@pytest.mark.parametrize("name", ["a", "tiny"])
+def test_a_model_is_shown_by_its_name_or_an_alias(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"name": "a", "aliases": ["tiny"]}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies = {"/v1/models": [entry], "/v1/models/a": entry}
+        return httpx.Response(200, json={"data": bodies[request.url.path], "applied_seq": 5})
+
+    async def story() -> None:
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://yard") as client:
+            await reads.show_model(Api(client, "http://yard"), name, "json")
+
+    run(story())
+    assert json.loads(capsys.readouterr().out) == entry
+
+
+@pytest.mark.parametrize(("extra", "most"), [((), 2), (("--max", "3"), 3)])
+def test_a_scale_without_max_keeps_exactly_min(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...], most: int
+) -> None:
+    asked_for: list[tuple[str, int, int]] = []
+
+    async def scale(_: Any, name: str, minimum: int, maximum: int, *__: Any) -> None:
+        asked_for.append((name, minimum, maximum))
+
+    monkeypatch.setattr(main.acts, "scale", scale)
+    assert ctl("model", "scale", "a", "--min", "2", *extra) == 0
+    assert asked_for == [("a", 2, most)]
+
+
 # How it looks -----------------------------------------------------------------------------------------
 
 MODEL = {
