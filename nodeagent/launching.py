@@ -295,12 +295,16 @@ class Launcher:
         """The net below datagrams and pidfds: a lost datagram costs `watch_s`, not for ever."""
         while True:
             await asyncio.sleep(self._watch_s)
-            self._unreaped = [launch for launch in self._unreaped if not launch.reap()]
-            for launch in list(self._launches.values()):
-                if launch.ended is None:
-                    self._look(launch)
-                else:
-                    launch.reap()
+            try:
+                self._unreaped = [launch for launch in self._unreaped if not launch.reap()]
+                for launch in list(self._launches.values()):
+                    if launch.ended is None:
+                        self._look(launch)
+                    else:
+                        launch.reap()
+            except OSError as error:
+                # No descriptor left, say: the net must hold when the next look can be had.
+                log.warning("launches could not be looked at", extra={"problem": str(error)})
 
     def _look(self, launch: LaunchHandle) -> None:
         """Reads the launch's files, which are few and small, and tells what is new in them."""

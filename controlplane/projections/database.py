@@ -5,6 +5,7 @@ without the rows that go with it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
@@ -91,8 +92,7 @@ class Database:
                 yield self._writer
                 await self._writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:
-                    await self._writer.execute("ROLLBACK")
+                await _roll_back(self._writer)
                 raise
 
     async def commit(self, statements: Sequence[Statement], checkpoint: Checkpoint) -> None:
@@ -138,7 +138,7 @@ class Database:
                     " event_id, caught_up_at FROM checkpoint"
                 )
             finally:
-                await self._reader.execute("ROLLBACK")
+                await _roll_back(self._reader)
         mark = next(iter(marks), None)
         checkpoint = None
         if mark is not None:
@@ -178,6 +178,16 @@ async def _prepare(writer: aiosqlite.Connection) -> None:
         raise  # locked, full, unreadable: throwing the file away would not help
     except sqlite3.DatabaseError as error:
         raise Unusable(f"damaged: {error}") from error
+
+
+async def _roll_back(connection: aiosqlite.Connection) -> None:
+    """Ends the transaction if there is one.
+
+    Whether there is cannot be asked beforehand: a task cancelled during COMMIT leaves that statement to
+    the connection's thread, which may be through with it before this one comes.
+    """
+    with contextlib.suppress(sqlite3.OperationalError):
+        await connection.execute("ROLLBACK")
 
 
 async def _execute(connection: aiosqlite.Connection, statements: Sequence[Statement]) -> None:
