@@ -63,7 +63,7 @@ class Supervisor:
     """Owns its processes. `say(sentence)` tells the person at the terminal; `changed()` after every start."""
 
     def __init__(self, say: Callable[[str], None], changed: Callable[[], None]) -> None:
-        self._say = say
+        self._person = say
         self._changed = changed
         self._services: dict[str, Supervised] = {}
         self.given_up: dict[str, str] = {}
@@ -128,6 +128,11 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await service.stopping.wait()
+
+    def _say(self, sentence: str) -> None:
+        """Where it is said may be a file on a full disk, or a pipe nobody reads any more."""
+        with contextlib.suppress(OSError, ValueError):
+            self._person(sentence)
 
     def _tell_changed(self) -> None:
         """A disk that is full must not cost a process its keeper."""

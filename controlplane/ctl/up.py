@@ -452,8 +452,9 @@ async def run_up(options: UpOptions) -> int:
     """The whole command; returns the exit code."""
 
     def say(sentence: str) -> None:
-        sys.stderr.write(sentence + "\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or nobody reads any more
+            sys.stderr.write(sentence + "\n")
+            sys.stderr.flush()
 
     try:
         lock = lock_data(options.data)

@@ -69,6 +69,21 @@ def test_a_yard_file_that_cannot_be_written_costs_no_process_its_keeper(tmp_path
     run(story())
 
 
+def test_a_terminal_nobody_reads_costs_no_process_its_keeper(tmp_path: Path) -> None:
+    async def story() -> None:
+        def full(_: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        supervisor = Supervisor(full, lambda: None)
+        code = "import sys; print('begun', flush=True); sys.exit(1)"
+        await supervisor.start(spec(tmp_path, code))
+        log = tmp_path / "part.log"
+        await until(lambda: log.read_text().count("begun") == 2, "the second start")
+        await supervisor.stop("part")
+
+    run(story())
+
+
 def test_a_stop_tells_whether_anything_ran(tmp_path: Path) -> None:
     async def story() -> None:
         supervisor = Supervisor(lambda _: None, lambda: None)
