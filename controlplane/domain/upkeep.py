@@ -110,7 +110,9 @@ def _ended(scene: Scene, model: Model | None, planned: Planned, held: Held) -> D
     replica = scene.world.replicas[id_]
     edit = PlanEdit(world=scene.world)
     edit.remove(planned)
-    why = replica.last_line or replica.reason or replica.code or replica.phase
+    # What an engine last wrote explains a failure; after an orderly stop it is some older warning.
+    last_line = "" if replica.phase == "stopped" else replica.last_line
+    why = last_line or replica.reason or replica.code or replica.phase
     changes = list(edit.changes(f"{id_} ended: {replica.phase}"))
     failed = replica.phase == "failed" and planned.item.stop is None and is_current(planned, model)
     refusal: record.Refusal | None = None

@@ -2,12 +2,15 @@
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from controlplane.domain import idle
 from controlplane.domain.decision import AgentLive, GatewayLive, Live, ReplicaLive
 from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
 from schemas.beacons import EngineCounters
 from schemas.commands import ModelLoad
+from schemas.replica import ReplicaStopped
 from tests.support.worlds import Yard, counting_ids, model, yard
 
 
@@ -73,6 +76,18 @@ def test_req_a8_a_model_nobody_asked_for_is_stopped_and_its_memory_given_back() 
     assert y.world.cards[("n1", "gpu0")].leases == ()
     stop = next(d for d in y.decisions if "idle" in d.what)
     assert [c.noun for c in stop.changes] == ["plan", "activation"], "one batch"
+
+
+def test_an_orderly_stop_is_not_told_with_what_the_engine_once_wrote() -> None:
+    y = running()
+    [id_] = y.ready("a")
+    written = replace(y.world.replicas[id_], phase="stopped", last_line="W an older warning")
+    y._tell(written, ReplicaStopped())
+    y.until(lambda: not y.items(), 10)
+    [ended] = [d.what for d in y.decisions if "out of the plan" in d.what]
+    assert "stopped" in ended
+    assert "older warning" not in ended
+    assert "older warning" not in y.world.activations[("a", "any")].reason
 
 
 def test_req_a8_timeout_zero_is_never() -> None:
