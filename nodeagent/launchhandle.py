@@ -157,9 +157,14 @@ class LaunchHandle:
             elif self._launcher_pid and self.alive():
                 os.kill(self._launcher_pid, number)
 
+    @property
+    def mark(self) -> processes.Mark:
+        """What every process of this launch carries in its environment."""
+        return processes.Mark(self.replica, str(self.folder))
+
     def members(self) -> tuple[processes.Process, ...]:
         """The live processes of this launch, the launcher's excluded. Reads all of /proc: blocks."""
-        mark = processes.Mark(self.replica, str(self.folder))
+        mark = self.mark
         running = self.running
         if running is None:
             return processes.members(mark, launcher=0, group=0, since=0, launcher_alive=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent import enginelog, launches, processes
+from nodeagent import enginelog, launches, listeners, processes
 from nodeagent.drivers.driver import EngineStart
 from nodeagent.keeper import EXIT, READY, RUNNING, STOP, boot_id
 from nodeagent.launches import (
@@ -223,6 +223,12 @@ class Launcher:
         """Proportional set size of all live processes of this launch; 0 when none is left."""
         launch = self._handle(replica)
         return await asyncio.to_thread(lambda: processes.memory_bytes(launch.members()))
+
+    async def is_anothers(self, replica: str, port: int) -> bool:
+        """Whether who listens on `port` is known to be another launch's process."""
+        launch = self._handle(replica)
+        likely = launch.running.pid if launch.running is not None else 0
+        return await asyncio.to_thread(listeners.is_anothers, port, launch.mark, likely)
 
     async def read_log(
         self, replica: str, offset: int | None = None, max_bytes: int = 65536

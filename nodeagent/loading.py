@@ -135,7 +135,11 @@ class Loading:
     async def _answers(self, driver: Driver, launch: Launch, start: EngineStart) -> bool:
         key = self._t.engine_key(self._name)
         asked = driver.probe(start.endpoint, key, health=launch.health)
-        return bool(await unless_woken(self._wake, asked))
+        if not await unless_woken(self._wake, asked):
+            return False
+        # Another launch may have taken the port between our look at it and the engine's: what
+        # answers there then says nothing of this engine, which is about to fail.
+        return not await self._t.processes.is_anothers(self._name, self._held().port)
 
     async def _prepare(self, launch: Launch) -> EngineStart | StartRefused:
         """What to run. In a thread: the driver looks at files that may lie far away."""
