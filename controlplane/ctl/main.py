@@ -513,6 +513,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read us has enough. Python would complain once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except UnicodeEncodeError:
+        # Half a surrogate pair: of an argument that is no UTF-8, or escaped in a file.
+        return _complain(("an argument or a text of the file is no valid Unicode",), EXIT_USAGE)
     except Exception as error:
         # The last boundary before a person.
         if os.environ.get("YARD_TRACEBACK"):

@@ -42,6 +42,7 @@ def ctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
         ("up", "--catalog", "/nowhere.yaml"),
         ("up", "--gateway-port", "99999"),
         ("apply", "-f", "/nowhere.yaml"),
+        ("command", "wait", "\udcff"),
     ],
 )
 def test_a_usage_mistake_is_64(
