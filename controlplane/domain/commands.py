@@ -220,7 +220,7 @@ def _activate(
 
     1. unknown or off: nothing, the gateway answers from its table (A4, A14, A15); so does a scope that
        names no card;
-    2. it is on its way, or ready: joined;
+    2. it is on its way, or ready and not just being ended by its own node: joined;
     3. refused and the time to try again has not come: answered by that refusal already;
     4. a replica is just being stopped for lack of demand: the stop is taken back;
     5. a replica is there or on its way (kept by `min`): the demand follows it;
@@ -235,7 +235,9 @@ def _activate(
     if before is not None and before.incarnation != model.incarnation:
         before = None
     if before is not None:
-        if before.phase in PENDING_PHASES or before.phase == "ready":  # 2
+        if before.phase in PENDING_PHASES:  # 2
+            return None
+        if before.phase == "ready" and not following.is_leaving(scene, before):
             return None
         if before.phase == "refused" and _still_refused(scene, before):  # 3
             return None

@@ -96,6 +96,12 @@ def follow(
     return None
 
 
+def is_leaving(scene: Scene, activation: Activation) -> bool:
+    """Whether the replica of a demand is being ended by its own node (an agent told to stop)."""
+    replica = scene.world.replicas.get(activation.replica or "")
+    return replica is not None and replica.phase == "draining"
+
+
 def _follow_pending(
     scene: Scene, activation: Activation, planned: Planned, asked: bool, is_new: bool
 ) -> Change | None:
@@ -105,6 +111,9 @@ def _follow_pending(
     if activation.phase == phase and activation.replica == planned.item.replica:
         return None
     if activation.phase == "refused" and not is_starting and not asked:
+        return None
+    if activation.phase == "ready" and not asked and is_leaving(scene, activation):
+        # Its node ends it by itself. Who asks meanwhile says so; nobody else is to find it started again.
         return None
     event: ActivationEvent
     if replica is None or not is_starting:

@@ -10,7 +10,7 @@ from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
 from schemas.beacons import EngineCounters
 from schemas.commands import ModelLoad
-from schemas.replica import ReplicaStopped
+from schemas.replica import ReplicaDraining, ReplicaStopped
 from tests.support.worlds import Yard, counting_ids, model, yard
 
 
@@ -88,6 +88,34 @@ def test_an_orderly_stop_is_not_told_with_what_the_engine_once_wrote() -> None:
     assert "stopped" in ended
     assert "older warning" not in ended
     assert "older warning" not in y.world.activations[("a", "any")].reason
+
+
+def test_req_x2_what_a_leaving_node_ends_is_not_started_again_unasked() -> None:
+    y = running()
+    [id_] = y.ready("a")
+    draining = replace(y.world.replicas[id_], phase="draining", stop_decision="leave-n1-1")
+    y._tell(draining, ReplicaDraining(decision="leave-n1-1"))
+    y.settle()
+    assert y.phase("a") == "ready", "a step between draining and stopped asks for nothing"
+    y._stop(draining)
+    y.settle()
+    assert y.phase("a") == "idle"
+    assert y.items() == []
+
+
+def test_inv_1_who_asks_while_its_node_ends_a_replica_gets_the_next_one() -> None:
+    y = running()
+    [id_] = y.ready("a")
+    draining = replace(y.world.replicas[id_], phase="draining", stop_decision="leave-n1-1")
+    y._tell(draining, ReplicaDraining(decision="leave-n1-1"))
+    y.settle()
+    y.send_activate("a")
+    y.settle()
+    assert y.phase("a") == "placing"
+    y._stop(draining)
+    y.settle()
+    assert [i.replica for _, i in y.items("a")] != [id_]
+    y.until(lambda: y.ready("a"), 10)
 
 
 def test_req_a8_timeout_zero_is_never() -> None:
