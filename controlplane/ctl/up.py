@@ -119,6 +119,7 @@ def lock_data(data: Path) -> IO[str]:
 
 
 def _free_port() -> int:
+    """A port nobody listens on now; another program may take it before it is used."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -137,7 +138,9 @@ def _port_taken(port: int) -> bool:
         return False
 
 
-async def _choose_ports(options: UpOptions, patience_s: float) -> tuple[int, int, int]:
+async def _choose_ports(
+    options: UpOptions, patience_s: float, say: Callable[[str], None]
+) -> tuple[int, int, int]:
     """The three ports, free. Waits a little for those a killed `up` of this folder still holds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
@@ -150,6 +153,8 @@ async def _choose_ports(options: UpOptions, patience_s: float) -> tuple[int, int
     if len(set(fixed)) != len(fixed):
         raise UpError("--gateway-port, --api-port and --nats-port must differ")
     for flag, port in named.items():
+        if port and patience_s > 0 and _port_taken(port):
+            say(f"waiting for port {port}: what an earlier `up` started may still hold it")
         while port and _port_taken(port):
             if loop.time() > deadline:
                 raise UpError(
@@ -373,7 +378,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         raise UpError(str(error)) from error
     patience = PATIENCE_S if _old_services(data) else 0.0
     await _wait_for_agent_folder(data, patience)
-    gateway_port, api_port, nats_port = await _choose_ports(options, patience)
+    gateway_port, api_port, nats_port = await _choose_ports(options, patience, say)
     ensure_secret(yard_secret_path(data))
     yard = Yard(
         yard_id=yard_id(data),
