@@ -242,7 +242,7 @@ MODEL = {
 def test_a_row_of_models(
     model: dict[str, Any], phases: list[str], demand: str, expected: tuple[str, ...]
 ) -> None:
-    replicas = [{"model": "a", "phase": phase} for phase in phases]
+    replicas: list[reads.Row] = [{"model": "a", "phase": phase} for phase in phases]
     activations: list[reads.Row] = [{"model": "a", "phase": demand}]
     assert reads.model_row(model, replicas, activations) == expected
 
