@@ -30,6 +30,7 @@ class TcpProxy:
         self._drops: dict[Direction, list[Callable[[bytes], bool]]] = {"up": [], "down": []}
         self.dropped: list[bytes] = []
         self.delay_s = 0.0
+        self._cuts = 0
         self.accepted = 0
         self.port = 0
         self._open.set()
@@ -54,11 +55,11 @@ class TcpProxy:
     def cut(self) -> None:
         """Aborts every connection and hangs up on new ones until `restore`."""
         self._open.clear()
-        for writer in list(self._writers):
-            writer.transport.abort()
+        self.cut_once()
 
     def cut_once(self) -> None:
-        """Aborts every connection; new ones are let through."""
+        """Aborts every connection, one in the making too; new ones are let through."""
+        self._cuts += 1
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -100,10 +101,15 @@ class TcpProxy:
         if not self._open.is_set():
             writer.transport.abort()
             return
+        cuts = self._cuts
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.transport.abort()
+            return
+        if cuts != self._cuts:
+            for end in (writer, far_writer):
+                end.transport.abort()
             return
         self.accepted += 1
         self._writers |= {writer, far_writer}
