@@ -24,7 +24,9 @@ from pathlib import Path
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: `tests` is no package of the venv
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # run as a file: `tests` is no package of the venv
 
 from tests.system.yard import SMOLLM2, SystemYard, system_yard
 

@@ -119,7 +119,9 @@ class ServerYard:
                     stubborn.append(agent.log.read_text(errors="replace")[-3000:])
         if self._server is not None:
             await self.kill_server()
-        assert not stubborn, "an agent did not end with its engines; its log:\n" + "\n".join(stubborn)
+        assert not stubborn, "an agent did not end with its engines; its log:\n" + "\n".join(
+            stubborn
+        )
 
 
 @asynccontextmanager
