@@ -29,7 +29,7 @@ from nodeagent.books import Books
 from nodeagent.domain.assignments import due_endings
 from nodeagent.fleet import Fleet
 from nodeagent.inheritance import Adopting, Inheritance
-from nodeagent.journal import Journal
+from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import LaunchEvent, LaunchFault
 from nodeagent.logs_rpc import Logs, LogsRpc
 from nodeagent.ownlog import Head, OwnSubjects, node_subject, plan_subject, read_own, read_subjects
@@ -122,7 +122,7 @@ class Agent:
         """Works until `stopping`; then ends the engines if `stop_engines()`, else leaves them.
 
         Raises Deposed when another agent registered this node later, Unreadable when the node's own
-        subject holds something this version cannot read.
+        subject holds something this version cannot read, JournalFault when the disk is full.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -134,7 +134,7 @@ class Agent:
                 for task in tasks:
                     task.cancel()
         except BaseExceptionGroup as group:
-            ended = group.subgroup((Deposed, Unreadable))
+            ended = group.subgroup((Deposed, Unreadable, JournalFault))
             if ended is None:
                 raise
             raise _first(ended) from None

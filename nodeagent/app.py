@@ -34,7 +34,7 @@ from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
 from nodeagent.drivers.llamacpp import LlamacppDriver
 from nodeagent.fleet import Fleet
-from nodeagent.journal import Journal
+from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import Launcher
 from nodeagent.reporter import Deposed, Reporter
 from nodeagent.tools import Tools
@@ -249,7 +249,7 @@ async def run(service: Service, ending: Ending) -> None:
     except Locked as error:
         ending.status = EXIT_LOCKED
         raise FatalError(str(error)) from error
-    except Unreadable as error:
+    except (Unreadable, JournalFault) as error:
         raise FatalError(str(error)) from error
     finally:
         await connection.close()

@@ -31,6 +31,16 @@ CREATE TABLE IF NOT EXISTS kept (
 """
 
 
+class JournalFault(Exception):
+    """The file cannot be written or opened for want of disk or rights; nothing in it is lost by that."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        super().__init__(
+            f"the agent's journal cannot be written ({error}): make room on its disk. Engines go on, and"
+            " the agent takes them over again once it can write"
+        )
+
+
 class Entry(Struct, frozen=True, kw_only=True):
     """An event on its way to the log: `n` is its place in the order, `time` when it happened.
 
@@ -154,11 +164,14 @@ class Journal:
         """Opens or makes the file and reads it whole.
 
         A file that sqlite or this version cannot read is put aside as `<name>.broken`: the log and
-        the engines know the rest.
+        the engines know the rest. Raises JournalFault when the disk is full or the file may not be
+        written: then it is kept as it is, for it may hold events nobody else has.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return await cls._open(path)
+        except sqlite3.OperationalError as error:
+            raise JournalFault(error) from error
         except (sqlite3.DatabaseError, msgspec.MsgspecError, ValueError) as error:
             LOG.error("journal put aside", extra={"path": str(path), "problem": str(error)})
             for suffix in ("", "-wal", "-shm"):
@@ -196,7 +209,7 @@ class Journal:
             await asyncio.shield(asyncio.ensure_future(self.flush()))
 
     async def flush(self) -> None:
-        """Writes what is pending now, in one transaction. Raises sqlite3.Error."""
+        """Writes what is pending now, in one transaction. Raises JournalFault."""
         async with self._writing:
             await self._flush()
 
@@ -221,11 +234,12 @@ class Journal:
                 )
             await self._database.commit()
         except sqlite3.Error as error:
+            fault = JournalFault(error)
             for _, done in taken:
                 if not done.done():
-                    done.set_exception(error)
+                    done.set_exception(fault)
                     done.exception()  # whoever awaits it is told; nobody else must be warned
-            raise
+            raise fault from error
         for _, done in taken:
             if not done.done():
                 done.set_result(None)

@@ -12,6 +12,7 @@ from nodeagent.journal import (
     DropHeld,
     Entry,
     Journal,
+    JournalFault,
     KnownPlan,
     PutCard,
     PutHeld,
@@ -132,5 +133,33 @@ def test_a_record_of_a_newer_version_puts_the_journal_aside_instead_of_guessing(
         async with opened(tmp_path / "j") as (_, memory):
             assert memory.held == {}
         assert (tmp_path / "j.broken").exists()
+
+    run(story())
+
+
+def test_req_x1_a_full_disk_is_told_in_a_sentence_to_all_who_wait(tmp_path):
+    async def story():
+        path = tmp_path / "journal.sqlite"
+        journal, _ = await Journal.open(path)
+        await journal._database.execute("PRAGMA max_page_count=2")
+        writing = asyncio.create_task(journal.run())
+        many = journal.write(*(Queue(entry=entry(n)) for n in range(200)))
+        with pytest.raises(JournalFault, match="make room on its disk"):
+            await many
+        with pytest.raises(JournalFault):
+            await writing
+        await journal._database.close()
+
+    run(story())
+
+
+def test_req_x5_a_file_that_cannot_be_opened_now_is_not_put_aside(tmp_path):
+    async def story():
+        path = tmp_path / "journal.sqlite"
+        path.mkdir()
+        with pytest.raises(JournalFault):
+            await Journal.open(path)
+        assert path.is_dir()
+        assert [p.name for p in tmp_path.iterdir()] == ["journal.sqlite"]
 
     run(story())
