@@ -8,7 +8,10 @@ from schemas.placement import PlacementReport
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """Measured per (profile, card kind). `load_s` holds the last eight load times, newest last."""
+    """Measured per (profile, card kind). `load_s` holds the last eight load times, newest last.
+
+    `memory_bytes` is 0 until an agent has read it, a moment after the first ready.
+    """
 
     profile: str
     card_kind: str
