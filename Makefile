@@ -46,4 +46,5 @@ docs: setup ## write the generated documents anew
 bench: setup ## print the rows of the performance targets
 	@$(BIN)/python bench/log.py
 	@$(BIN)/python bench/activation.py
+	@$(BIN)/python bench/waiters.py
 	@$(BIN)/python bench/proxy.py
