@@ -15,15 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from controlplane.metrics import Metrics
+from events.lines import line_of, models_of
 from events.log import Batch, Broken, EventLog, Follower, Recorded
 from events.settings import parse_seconds
 from events.subjects import EVT
-from schemas.activation import Activation
 from schemas.api import ErrorBody, ErrorDetail, EventLine, GapLine
-from schemas.model import Model
-from schemas.plan import Plan
-from schemas.record import Record
-from schemas.replica import Replica
 
 KEEP_ALIVE_S: Final = 15.0
 MOST_STREAMS: Final = 100
@@ -130,42 +126,7 @@ def wanted(item: Recorded | Broken, query: Query) -> bool:
         return False
     if query.types and not any(fnmatch.fnmatchcase(item.type, t) for t in query.types):
         return False
-    return query.model is None or query.model in _models_of(item)
-
-
-def _models_of(item: Recorded) -> set[str]:
-    models = {item.key[0]} if item.noun in ("model", "activation", "record") and item.key else set()
-    match item.state:
-        case Plan(items=items):
-            models |= {planned.launch.model for planned in items}
-        case Replica(model=name) | Activation(model=name) | Record(model=name) | Model(name=name):
-            models.add(name)
-        case _:
-            pass  # nodes, cards, outcomes and the leader concern no one model
-    return models
-
-
-def line_of(item: Recorded | Broken) -> EventLine:
-    if isinstance(item, Broken):
-        return EventLine(seq=item.seq, subject=item.subject, type="broken", problem=item.why)
-    return EventLine(
-        seq=item.seq,
-        subject=item.subject,
-        type=item.type,
-        id=item.id,
-        time=item.time,
-        stored_at=item.stored_at,
-        rev=item.rev,
-        epoch=item.epoch,
-        actor=item.actor,
-        source=item.source,
-        reason=item.reason,
-        causationid=item.causationid,
-        correlationid=item.correlationid,
-        change=item.event,
-        state=item.state,
-        problem=item.problem,
-    )
+    return query.model is None or query.model in models_of(item)
 
 
 def written(line: EventLine | GapLine | ErrorBody | None, kind: Format) -> bytes:

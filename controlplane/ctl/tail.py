@@ -16,15 +16,13 @@ from rich.console import Console
 from rich.text import Text
 
 from controlplane.ctl.failures import CtlError, UsageMistake
+from events.lines import line_of, models_of
 from events.log import Broken, EventLog, Follower, Recorded
 from events.settings import parse_seconds
 from events.subjects import EVT
 from schemas.activation import Activation
 from schemas.api import EventLine, GapLine
 from schemas.messages import TYPE_PREFIX, tag_of
-from schemas.model import Model
-from schemas.plan import Plan
-from schemas.record import Record
 from schemas.replica import Replica
 
 GAP: Final = "the history was replaced; what follows is the last event per subject"
@@ -97,49 +95,12 @@ def short(item: Recorded) -> str:
     return item.type.removeprefix(TYPE_PREFIX)
 
 
-def models_of(item: Recorded) -> set[str]:
-    """The models an event is about."""
-    found = {item.key[0]} if item.noun in ("model", "activation", "record") and item.key else set()
-    match item.state:
-        case Plan(items=items):
-            found |= {planned.launch.model for planned in items}
-        case Replica(model=name) | Activation(model=name) | Record(model=name) | Model(name=name):
-            found.add(name)
-        case _:
-            pass  # nodes, cards, outcomes and the leader concern no one model
-    return found
-
-
 def nodes_of(item: Recorded) -> set[str]:
     by_key = ("plan", "nodestate", "node", "card", "replica")
     found = {item.key[0]} if item.noun in by_key and item.key else set()
     if isinstance(item.state, Activation) and item.state.node is not None:
         found.add(item.state.node)
     return found
-
-
-def line_of(item: Recorded | Broken) -> EventLine:
-    """The same line the API tells."""
-    if isinstance(item, Broken):
-        return EventLine(seq=item.seq, subject=item.subject, type="broken", problem=item.why)
-    return EventLine(
-        seq=item.seq,
-        subject=item.subject,
-        type=item.type,
-        id=item.id,
-        time=item.time,
-        stored_at=item.stored_at,
-        rev=item.rev,
-        epoch=item.epoch,
-        actor=item.actor,
-        source=item.source,
-        reason=item.reason,
-        causationid=item.causationid,
-        correlationid=item.correlationid,
-        change=item.event,
-        state=item.state,
-        problem=item.problem,
-    )
 
 
 def jsonl(line: EventLine | GapLine) -> str:

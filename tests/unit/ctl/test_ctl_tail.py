@@ -9,6 +9,7 @@ from rich.console import Console
 
 from controlplane.ctl import tail
 from controlplane.ctl.failures import CtlError, UsageMistake
+from events.lines import line_of, models_of
 from events.log import Broken, Draft, Recorded
 from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
@@ -123,10 +124,10 @@ def test_what_cannot_be_read_is_always_told() -> None:
 
 
 def test_an_event_concerns_the_model_of_its_key_or_state() -> None:
-    assert tail.models_of(recorded()) == {"a"}
+    assert models_of(recorded()) == {"a"}
     added = recorded(noun="model", key=("m",), state=None, event=None)
-    assert tail.models_of(added) == {"m"}
-    assert tail.models_of(recorded(noun="node", key=("n",), state=None)) == set()
+    assert models_of(added) == {"m"}
+    assert models_of(recorded(noun="node", key=("n",), state=None)) == set()
 
 
 def test_a_long_type_is_shortened_for_filters() -> None:
@@ -154,12 +155,12 @@ def test_a_broken_event_says_why_it_cannot_be_read() -> None:
 
 
 def test_a_json_line_has_the_sequence_to_resume_from() -> None:
-    line = json.loads(tail.jsonl(tail.line_of(recorded())))
+    line = json.loads(tail.jsonl(line_of(recorded())))
     assert line["seq"] == 7
     assert line["type"] == "replica.ready"
     assert line["state"]["model"] == "a"
     assert line["change"]["load_s"] == 0.4321
-    assert json.loads(tail.jsonl(tail.line_of(BROKEN)))["problem"] == "not JSON"
+    assert json.loads(tail.jsonl(line_of(BROKEN)))["problem"] == "not JSON"
 
 
 # Reading the log --------------------------------------------------------------------------------------
