@@ -182,7 +182,13 @@ class Journal:
 
     @classmethod
     async def _open(cls, path: Path) -> tuple["Journal", Memory]:
-        database = await aiosqlite.connect(path)
+        database = aiosqlite.connect(path)
+        try:
+            await database
+        except BaseException:
+            # Its thread has one more word for this loop, which may close as soon as we are gone.
+            await asyncio.to_thread(database._thread.join)
+            raise
         try:
             # WAL without a flush per commit outlives a killed agent, which is what it is for. After a
             # power cut no engine lives, and the log tells what was acknowledged.
