@@ -5,7 +5,6 @@ The service itself is a coroutine that gets a `Service` and returns when `stoppi
 
 import argparse
 import asyncio
-import contextlib
 import datetime as dt
 import json
 import logging
@@ -161,12 +160,3 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
     for member in group.exceptions:
         found += _leaves(member) if isinstance(member, BaseExceptionGroup) else [member]
     return found
-
-
-async def wait_or_stop(service: Service, seconds: float) -> bool:
-    """Waits that long or until the service is to stop; True when it is."""
-    with contextlib.suppress(TimeoutError):
-        # Not wait_for: before Python 3.12 it can swallow a cancellation that comes with the event.
-        async with asyncio.timeout(seconds):
-            await service.stopping.wait()
-    return service.stopping.is_set()

@@ -42,11 +42,6 @@ def event_subject(noun: str, *key: str, prefix: str = PREFIX) -> str:
     return ".".join((prefix, EVT, noun, *(encode_token(k) for k in key)))
 
 
-def scope_of_card(node: str, card: str) -> str:
-    """The activation scope of one card, `<node>~<card>`; encode_token makes a token of it."""
-    return f"{node}~{card}"
-
-
 def command_subject(actor: str, name: str, prefix: str = PREFIX) -> str:
     """`yard.cmd.<actor>.<noun>.<verb>` for a command name such as `model.add`."""
     return f"{prefix}.{CMD}.{encode_token(actor)}.{name}"

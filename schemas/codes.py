@@ -25,7 +25,6 @@ CONFLICT: Final = (
     "conflict"  # the state does not allow it (unload while min > 0, load of an off model)
 )
 EXPIRED: Final = "expired"  # the command was older than its ttl_s when the leader came to it
-FORBIDDEN: Final = "forbidden"  # this actor may not say that
 UPGRADE_REQUIRED: Final = "upgrade_required"  # an aggregate was written by a newer version
 BROKEN: Final = "broken"  # an aggregate's last event cannot be read; `yardctl repair`
 NEEDS_MIRROR: Final = "needs_mirror"  # a source that only a mirror can fetch

@@ -32,17 +32,23 @@ def known_nodes(data: Path) -> list[str]:
     return sorted(found)
 
 
+def make_files(data: Path, nodes: Iterable[str]) -> Path:
+    """Makes the secrets that are missing and the server's files; returns nats.conf. May raise OSError."""
+    ensure_secret(yard_secret_path(data))
+    ensure_secret(api_token_path(data))
+    wanted = sorted({*known_nodes(data), *nodes})
+    for node in wanted:
+        ensure_node_secret(data, node)
+    return prepare(data, wanted)
+
+
 def make_yard(data: Path, nodes: Iterable[str]) -> list[str]:
     """Makes what is missing; returns what a person should know. Raises CtlError, UsageMistake."""
     wanted = sorted({*known_nodes(data), *nodes})
     if not wanted:
         raise UsageMistake("name at least one node: yardctl init --node NAME")
     try:
-        ensure_secret(yard_secret_path(data))
-        ensure_secret(api_token_path(data))
-        for node in wanted:
-            ensure_node_secret(data, node)
-        configuration = prepare(data, wanted)
+        configuration = make_files(data, wanted)
     except NotASubject as error:
         raise UsageMistake(f"no name of a node: {error}") from error
     except OSError as error:

@@ -54,7 +54,6 @@ class Supervised:
     spec: ServiceSpec
     process: asyncio.subprocess.Process | None = None
     task: asyncio.Task[None] | None = None
-    restarts: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -120,7 +119,6 @@ class Supervisor:
             failures = 0 if loop.time() - begun > STEADY_S else failures
             delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
             failures += 1
-            service.restarts += 1
             self._say(
                 f"{spec.name} ended ({describe_status(status)}); started again in {delay:g} s"
                 f" (its log: {spec.log})"

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 import httpx
 
-from controlplane.ctl.init import known_nodes
+from controlplane.ctl.init import make_files
 from controlplane.ctl.supervisor import (
     ServiceSpec,
     Supervisor,
@@ -30,13 +30,10 @@ from controlplane.ctl.supervisor import (
 )
 from events.secrets import (
     api_token_path,
-    ensure_node_secret,
-    ensure_secret,
     read_secret,
     yard_id,
-    yard_secret_path,
 )
-from events.server import ServerMissing, answers, command_line, prepare
+from events.server import ServerMissing, answers, command_line
 from events.service import EXIT_DEPOSED, EXIT_LOCKED
 from events.settings import SettingsError, load, read_yaml
 
@@ -379,7 +376,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
     patience = PATIENCE_S if _old_services(data) else 0.0
     await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience, say)
-    ensure_secret(yard_secret_path(data))
+    configuration = make_files(data, [NODE])
     yard = Yard(
         yard_id=yard_id(data),
         data=data,
@@ -390,9 +387,6 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         more_gateway_ports=tuple(_free_port() for _ in range(options.more_gateways)),
         more_api_ports=tuple(_free_port() for _ in range(options.more_controlplanes)),
     )
-    ensure_secret(api_token_path(data))
-    ensure_node_secret(data, NODE)
-    configuration = prepare(data, known_nodes(data))
     try:
         specs = _specs(yard, options, configuration)
     except ServerMissing as error:
