@@ -1,18 +1,24 @@
-"""Measures a cold start and a wake: the gateway's share of the time from request to first token.
+"""Measures what a cold start costs over the same engine started by hand, and where that time goes.
 
-Prints two rows of docs/performance.md's targets:
-* cold start: request in -> first token through the yard, minus the same engine started and asked by hand, in
-  alternating rounds of one run (median of `--rounds`, with spread);
-* `replica.ready` stored -> first waiting request written to the engine, over the same rounds.
+Alternates rounds by hand and through the yard in one run, both begun in silence, and prints
+* both times and their difference per round: the median with a bootstrap interval of it;
+* `replica.ready` stored -> first waiting request written to the engine;
+* when each event of the start was stored, counted from the request;
+* the processor time each process took between the request and the first token.
 
-Needs the model file that `make setup` fetches. Not a test: it asserts nothing.
+Nothing of the bench itself follows the log while the clock runs: it would take processor time that a
+start by hand does not lose. Needs the model file that `make setup` fetches. Not a test: it asserts
+nothing.
 """
 
 import argparse
 import asyncio
+import contextlib
 import datetime as dt
+import http.client
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -20,15 +26,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import psutil
 
 sys.path.insert(
     0, str(Path(__file__).parent.parent)
 )  # run as a file: `tests` is no package of the venv
 
-from tests.system.yard import SMOLLM2, SystemYard, system_yard
+from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
+from controlplane.ctl.up import RunningYard, UpOptions, start_yard
+from events.log import EventLog, Recorded
+from tests.support.logs import open_admin_log
+from tests.system.yard import SMOLLM2
 
 ENTRY = {
     "name": "smollm2",
@@ -38,13 +51,15 @@ ENTRY = {
         {"name": "cpu", "engine": "llamacpp", "args": ["--ctx-size", "2048"], "memory": "1GiB"}
     ],
 }
-BODY = {
-    "model": "smollm2",
-    "stream": True,
-    "max_tokens": 4,
-    "temperature": 0,
-    "messages": [{"role": "user", "content": "Say hello."}],
-}
+BODY = json.dumps(
+    {
+        "model": "smollm2",
+        "stream": True,
+        "max_tokens": 4,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "Say hello."}],
+    }
+)
 
 # The peer: the same library told the same things, and nothing of ours around it.
 DIRECT = """
@@ -57,6 +72,19 @@ print("listening", flush=True)
 time.sleep(600)
 """
 
+SETTLE_S = 0.7
+"""Silence before each start, for what the start before left to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One start through the yard: seconds, seconds by event, and processor seconds by process."""
+
+    took: float
+    ready_to_written: float
+    stored: dict[str, float]
+    cpu: dict[str, float]
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -64,27 +92,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def first_token(base: str) -> tuple[float, str]:
-    """Seconds from sending the request to the first piece of text, and the request's id."""
-    begun = time.perf_counter()
-    with (
-        httpx.Client(timeout=120) as http,
-        http.stream("POST", f"{base}/v1/chat/completions", json=BODY) as answer,
-    ):
-        if answer.status_code != 200:
-            answer.read()
-            raise SystemExit(f"{base} answered {answer.status_code}: {answer.text}")
-        for line in answer.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
+def first_token(port: int) -> str:
+    """Returns when the first piece of text came, with the request's id; the answer is read later."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", "/v1/chat/completions", BODY, {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"port {port} answered {answer.status}: {answer.read().decode()}")
+        while line := answer.readline():
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
                 "content"
             ):
-                return time.perf_counter() - begun, answer.headers.get("x-request-id", "")
+                return answer.headers.get("x-request-id", "")
     raise SystemExit("no token came")
 
 
-def direct_round() -> float:
-    """Engine start to listening plus the first token of the same request, by hand."""
+def cpu_s(pid: int) -> float:
+    """Processor seconds of all threads that live, to the microsecond; 0 for a process that is gone."""
+    spent = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            spent += int(task.read_text().split()[0])
+    return spent / 1e9
+
+
+def direct_round() -> tuple[float, float]:
+    """Engine start to listening plus the first token of the same request, by hand; and its CPU."""
     port = free_port()
+    time.sleep(SETTLE_S)
     begun = time.perf_counter()
     engine = subprocess.Popen(
         [sys.executable, "-c", DIRECT, str(SMOLLM2), str(port)],
@@ -95,57 +133,165 @@ def direct_round() -> float:
         assert engine.stdout is not None
         if not engine.stdout.readline():
             raise SystemExit("the engine did not start")
-        listening = time.perf_counter() - begun
-        return listening + first_token(f"http://127.0.0.1:{port}")[0]
+        first_token(port)
+        return time.perf_counter() - begun, cpu_s(engine.pid)
     finally:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
 
 
-async def yard_round(yard: SystemYard) -> tuple[float, float]:
-    """(cold first token, ready stored -> request written) in seconds, then the model is unloaded."""
-    before = yard.position
-    took, request = await asyncio.to_thread(first_token, yard.gateway())
-    ready = await yard.event("replica.ready", after=before)
-    async with httpx.AsyncClient() as http:
-        timeline = await http.get(f"{yard.gateway()}/yard/timeline", params={"request": request})
-    written = dt.datetime.fromisoformat(timeline.json()["written_to_engine"])
-    gap = (written - ready.stored_at).total_seconds()
-    await yard.ctl("model", "unload", "smollm2")
-    await yard.event("card.released", after=ready.seq)
-    return took, gap
+def of_the_yard(services: dict[str, int]) -> dict[str, float]:
+    """Processor seconds until now by process, with the launcher and the engine below the agent."""
+    told = {name: cpu_s(pid) for name, pid in services.items()}
+    told["bench"] = time.process_time()
+    for launcher in psutil.Process(services["nodeagent"]).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            told["launcher"] = cpu_s(launcher.pid)
+            told["engine"] = sum(cpu_s(engine.pid) for engine in launcher.children())
+    return told
+
+
+async def ctl(running: RunningYard, *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *python_argv("controlplane.ctl", *arguments),
+        env={**os.environ, "YARD_DATA": str(running.yard.data)},
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    if await process.wait() != 0:
+        raise SystemExit(f"yardctl {' '.join(arguments)} failed")
+
+
+async def read(log: EventLog, after: int, until: str = "") -> list[Recorded]:
+    """What was stored after `after`, as far as it is kept: until there is an event of type `until`."""
+    found: list[Recorded] = []
+    follower = log.follow(["yard.evt.>"], after=after)
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                batch = await follower.next()
+                found += [item for item in batch.items if isinstance(item, Recorded)]
+                if batch.synced and (not until or any(e.type == until for e in found)):
+                    return found
+    finally:
+        await follower.close()
+
+
+async def yard_round(running: RunningYard, log: EventLog) -> Round:
+    """A cold start through the yard; afterwards the model is unloaded."""
+    before = (await log.identity()).last_seq
+    services = running.supervisor.pids
+    await asyncio.sleep(SETTLE_S)
+    spent = of_the_yard(services)
+    began_at = dt.datetime.now(dt.UTC)
+    begun = time.perf_counter()
+    # In this very thread: nothing else of the bench may run meanwhile.
+    request = first_token(running.yard.gateway_port)
+    took = time.perf_counter() - begun
+    cpu = {name: s - spent.get(name, 0.0) for name, s in of_the_yard(services).items()}
+    await asyncio.sleep(0.5)  # measured, answered and recorded
+    events = await read(log, before, "replica.ready")
+    stored: dict[str, float] = {}
+    for event in events:
+        stored.setdefault(event.type, (event.stored_at - began_at).total_seconds())
+    connection = http.client.HTTPConnection("127.0.0.1", running.yard.gateway_port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", f"/yard/timeline?request={request}")
+        timeline = json.loads(connection.getresponse().read())
+    written = dt.datetime.fromisoformat(timeline["written_to_engine"])
+    stored["(written to the engine)"] = (written - began_at).total_seconds()
+    stored["(first token)"] = took
+    position = events[-1].seq
+    await ctl(running, "model", "unload", "smollm2")
+    await read(log, position, "card.released")
+    return Round(
+        took=took,
+        ready_to_written=stored["(written to the engine)"] - stored["replica.ready"],
+        stored=stored,
+        cpu=cpu,
+    )
+
+
+def interval(values: list[float], times: int = 4000) -> tuple[float, float]:
+    """Where the median of such rounds lies in 95 of 100 runs, by drawing from these."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(times))
+    return medians[int(0.025 * times)], medians[int(0.975 * times)]
 
 
 def row(name: str, values: list[float]) -> str:
     ms = sorted(v * 1000 for v in values)
+    low, high = interval(ms)
     return (
-        f"{name:58} median {statistics.median(ms):7.1f} ms   min {ms[0]:7.1f}   max {ms[-1]:7.1f}"
+        f"{name:58} median {statistics.median(ms):7.1f} ms  [{low:7.1f} .. {high:7.1f}]"
+        f"   min {ms[0]:7.1f}   max {ms[-1]:7.1f}"
     )
 
 
+def table(title: str, rows: list[dict[str, float]], *, by_value: bool) -> Iterator[str]:
+    """Medians by name, of the names that most rounds have."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    for found in rows:
+        for name, value in found.items():
+            columns[name].append(value)
+    medians = [
+        (statistics.median(values) * 1000, name)
+        for name, values in columns.items()
+        if len(values) * 2 > len(rows)
+    ]
+    yield title
+    for value, name in sorted(medians, reverse=not by_value):
+        yield f"    {name:30} {value:8.1f} ms"
+
+
 async def main(rounds: int) -> None:
+    become_subreaper()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, bury_orphans)
     with tempfile.TemporaryDirectory(prefix="modelyard-bench-") as folder:
-        async with system_yard(Path(folder)) as yard:
-            await yard.add(ENTRY)
-            await yard_round(yard)  # warm the page cache once for both sides
-            direct_round()
-            yards: list[float] = []
-            gaps: list[float] = []
-            directs: list[float] = []
-            for n in range(rounds):
-                print(f"round {n + 1} of {rounds}", file=sys.stderr)
-                directs.append(direct_round())
-                took, gap = await yard_round(yard)
-                yards.append(took)
-                gaps.append(gap)
-    print(f"{os.cpu_count()} cores, {rounds} alternating rounds")
-    print(row("by hand: start to listening + first token", directs))
-    print(row("yard: request in -> first token, model cold", yards))
-    print(row("difference per round", [y - d for y, d in zip(yards, directs, strict=True)]))
-    print(row("replica.ready stored -> request written to the engine", gaps))
+        data = Path(folder)
+        catalog = data / "catalog.yaml"
+        catalog.write_text(json.dumps([ENTRY]))  # JSON is YAML
+        running = await start_yard(
+            UpOptions(data=data, gateway_port=0, api_port=0, nats_port=0), lambda _: None
+        )
+        try:
+            async with open_admin_log(data) as log:
+                await ctl(running, "apply", "-f", str(catalog))
+                await yard_round(running, log)  # warm the page cache once for both sides
+                direct_round()
+                directs: list[tuple[float, float]] = []
+                yards: list[Round] = []
+                for n in range(rounds):
+                    # Who begins changes from round to round.
+                    if n % 2:
+                        directs.append(direct_round())
+                    yards.append(await yard_round(running, log))
+                    if not n % 2:
+                        directs.append(direct_round())
+                    print(
+                        f"round {n + 1} of {rounds}: by hand {directs[-1][0] * 1000:.0f} ms,"
+                        f" yard {yards[-1].took * 1000:.0f} ms, load {os.getloadavg()[0]:.1f}",
+                        file=sys.stderr,
+                    )
+        finally:
+            await running.stop()
+            bury_orphans()
+    print(f"{os.cpu_count()} cores, {rounds} alternating rounds; [95 % interval of the median]")
+    print(row("by hand: start to listening + first token", [took for took, _ in directs]))
+    print(row("yard: request in -> first token, model cold", [y.took for y in yards]))
+    pairs = zip(yards, directs, strict=True)
+    print(row("difference per round", [y.took - took for y, (took, _) in pairs]))
+    print(
+        row(
+            "replica.ready stored -> request written to the engine",
+            [y.ready_to_written for y in yards],
+        )
+    )
+    print(*table("stored after the request", [y.stored for y in yards], by_value=True), sep="\n")
+    cpu = [{**y.cpu, "engine by hand": c} for y, (_, c) in zip(yards, directs, strict=True)]
+    print(*table("processor time from request to first token", cpu, by_value=False), sep="\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     asyncio.run(main(parser.parse_args().rounds))
