@@ -281,6 +281,16 @@ class Wire(Protocol):
         """Calls `handler(name, body)` for each beacon of `kind`; undecodable ones are counted, not raised."""
         ...
 
+    async def progress(self, writer: str, kind: str, name: str, body: Struct) -> None:
+        """Publishes on `yard.prog.<writer>.<kind>.<name>`; dropped silently while disconnected."""
+        ...
+
+    async def on_progress(
+        self, kind: str, body_type: type[B], handler: Callable[[str, str, B], None]
+    ) -> Subscription:
+        """Calls `handler(writer, name, body)` for each progress of `kind`, as `on_beacon` does."""
+        ...
+
     async def request(
         self, what: str, node: str, body: Struct, reply_type: type[B], *, timeout_s: float
     ) -> B:

@@ -34,6 +34,7 @@ from events.subjects import (
     beacon_subject,
     command_subject,
     decode_token,
+    progress_subject,
     rpc_subject,
 )
 from schemas.commands import Command
@@ -367,28 +368,51 @@ class MemoryWire:
 
     async def beacon(self, kind: str, name: str, body: Struct) -> None:
         """See Wire.beacon."""
+        self._say(beacon_subject(kind, name, self._connection.prefix), body)
+
+    async def progress(self, writer: str, kind: str, name: str, body: Struct) -> None:
+        """See Wire.progress."""
+        self._say(progress_subject(writer, kind, name, self._connection.prefix), body)
+
+    def _say(self, subject: str, body: Struct) -> None:
         if self._connection.connected:
-            self._connection.broker.deliver(
-                beacon_subject(kind, name, self._connection.prefix), msgspec.json.encode(body)
-            )
+            self._connection.broker.deliver(subject, msgspec.json.encode(body))
 
     async def on_beacon(
         self, kind: str, body_type: type[B], handler: Callable[[str, B], None]
     ) -> MemorySubscription:
         """See Wire.on_beacon."""
+        return self._listen(
+            f"{self._connection.prefix}.beacon.{kind}.*",
+            body_type,
+            lambda tokens, body: handler(tokens[-1], body),
+        )
+
+    async def on_progress(
+        self, kind: str, body_type: type[B], handler: Callable[[str, str, B], None]
+    ) -> MemorySubscription:
+        """See Wire.on_progress."""
+        return self._listen(
+            f"{self._connection.prefix}.prog.*.{kind}.*",
+            body_type,
+            lambda tokens, body: handler(tokens[-3], tokens[-1], body),
+        )
+
+    def _listen(
+        self, pattern: str, body_type: type[B], handler: Callable[[list[str], B], None]
+    ) -> MemorySubscription:
         decoder = msgspec.json.Decoder(body_type)
 
         def heard(subject: str, payload: bytes) -> None:
             try:
-                name = decode_token(subject.rsplit(".", 1)[1])
+                tokens = [decode_token(token) for token in subject.split(".")[-3:]]
                 body = decoder.decode(payload)
             except (*UNREADABLE, NotASubject):
                 self.undecodable += 1
                 return
-            handler(name, body)
+            handler(tokens, body)
 
         subscription = MemorySubscription()
-        pattern = f"{self._connection.prefix}.beacon.{kind}.*"
         subscription.end = self._connection.broker.listen(pattern, self._connection, heard)
         return subscription
 

@@ -58,6 +58,7 @@ def control(prefix: str = PREFIX) -> Role:
             *own,
             f"{prefix}.prog.control.>",
             f"{prefix}.beacon.leader.*",
+            f"{prefix}.beacon.mirror.*",
             f"{prefix}.rpc.>",
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
@@ -109,7 +110,12 @@ def agent(node: str, prefix: str = PREFIX) -> Role:
             # Whether the audit has its events decides when it may end a subject.
             f"$JS.API.STREAM.INFO.{stream_name('AUDIT', prefix)}",
         ),
-        subscribe=(_inbox(user), f"{prefix}.rpc.*.{token}", f"{prefix}.beacon.gateway.*"),
+        subscribe=(
+            _inbox(user),
+            f"{prefix}.rpc.*.{token}",
+            f"{prefix}.beacon.gateway.*",
+            f"{prefix}.beacon.mirror.*",
+        ),
         replies=True,
     )
 
@@ -124,7 +130,12 @@ def admin(prefix: str = PREFIX) -> Role:
             "$JS.API.STREAM.NAMES",
             *(r for kind in EVERY for r in _reader(kind, prefix)),
         ),
-        subscribe=(_inbox("admin"), f"{prefix}.live.>", f"{prefix}.beacon.>"),
+        subscribe=(
+            _inbox("admin"),
+            f"{prefix}.live.>",
+            f"{prefix}.beacon.>",
+            f"{prefix}.prog.>",
+        ),
     )
 
 
@@ -132,7 +143,7 @@ def viewer(prefix: str = PREFIX) -> Role:
     return Role(
         user="viewer",
         publish=tuple(r for kind in ("EVENTS", "PROGRESS", "AUDIT") for r in _reader(kind, prefix)),
-        subscribe=(_inbox("viewer"), f"{prefix}.live.>"),
+        subscribe=(_inbox("viewer"), f"{prefix}.live.>", f"{prefix}.prog.>"),
     )
 
 

@@ -15,7 +15,7 @@ import secrets
 import uuid
 from pathlib import Path
 
-from events.subjects import encode_token
+from events.subjects import NotASubject, decode_token, encode_token
 
 SECRET_BYTES = 32
 
@@ -115,3 +115,20 @@ def engine_key(node_secret_text: str, launch: str) -> str:
     """The key an engine of this launch asks for; a 401 with it means "not this launch"."""
     digest = hmac.new(node_secret_text.encode(), launch.encode(), hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def mirror_token(node_secret_text: str, name: str) -> str:
+    """What `name` (a node) shows a mirror to read its files: `<name>.<mac>`, checked without a list of nodes."""
+    digest = hmac.new(node_secret_text.encode(), b"mirror", hashlib.sha256).digest()
+    return f"{encode_token(name)}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def mirror_reader(yard_secret: str, token: str) -> str | None:
+    """Whose token it is, None when it is nobody's. Compared in constant time."""
+    name, _, _ = token.partition(".")
+    try:
+        reader = decode_token(name)
+    except NotASubject:
+        return None
+    expected = mirror_token(node_secret(yard_secret, reader), reader)
+    return reader if hmac.compare_digest(expected.encode(), token.encode()) else None

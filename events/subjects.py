@@ -53,3 +53,8 @@ def beacon_subject(kind: str, name: str, prefix: str = PREFIX) -> str:
 
 def rpc_subject(what: str, node: str, prefix: str = PREFIX) -> str:
     return f"{prefix}.rpc.{what}.{encode_token(node)}"
+
+
+def progress_subject(writer: str, kind: str, name: str, prefix: str = PREFIX) -> str:
+    """`yard.prog.<writer>.<kind>.<name>`; the writer is the user or node whose right it is."""
+    return f"{prefix}.prog.{encode_token(writer)}.{encode_token(kind)}.{encode_token(name)}"

@@ -10,12 +10,12 @@ from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
-from nats.aio.msg import Msg
 
 from events.codec import UNREADABLE
 from events.connection import INBOX_ROOT, Connection, Handle
+from events.delivery import Message
 from events.log import Misconfigured, Unavailable
-from events.subjects import NotASubject, beacon_subject, decode_token, rpc_subject
+from events.subjects import NotASubject, beacon_subject, decode_token, progress_subject, rpc_subject
 from events.transport import Denied, NoAnswer, NoResponders, NotSent, TransportError
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 B = TypeVar("B", bound=Struct)
 
 ERROR_HEADER: Final = "Yard-Error"
-_BEACON_BYTES: Final = 4 * 1024 * 1024
 
 
 class WireSubscription:
@@ -52,10 +51,15 @@ class JetStreamWire:
 
     async def beacon(self, kind: str, name: str, body: Struct) -> None:
         """See Wire.beacon."""
+        await self._say(beacon_subject(kind, name, self._connection.prefix), body)
+
+    async def progress(self, writer: str, kind: str, name: str, body: Struct) -> None:
+        """See Wire.progress."""
+        await self._say(progress_subject(writer, kind, name, self._connection.prefix), body)
+
+    async def _say(self, subject: str, body: Struct) -> None:
         try:
-            await self._connection.publish(
-                beacon_subject(kind, name, self._connection.prefix), msgspec.json.encode(body)
-            )
+            await self._connection.publish(subject, msgspec.json.encode(body))
         except TransportError:
             # The next one comes by itself, and silence while disconnected is the truth.
             return
@@ -64,23 +68,38 @@ class JetStreamWire:
         self, kind: str, body_type: type[B], handler: Callable[[str, B], None]
     ) -> WireSubscription:
         """See Wire.on_beacon."""
+        return await self._listen(
+            f"{self._connection.prefix}.beacon.{kind}.*",
+            body_type,
+            lambda tokens, body: handler(tokens[-1], body),
+        )
+
+    async def on_progress(
+        self, kind: str, body_type: type[B], handler: Callable[[str, str, B], None]
+    ) -> WireSubscription:
+        """See Wire.on_progress."""
+        return await self._listen(
+            f"{self._connection.prefix}.prog.*.{kind}.*",
+            body_type,
+            lambda tokens, body: handler(tokens[-3], tokens[-1], body),
+        )
+
+    async def _listen(
+        self, subject: str, body_type: type[B], handler: Callable[[list[str], B], None]
+    ) -> WireSubscription:
         decoder = msgspec.json.Decoder(body_type)
 
-        def heard(message: Msg) -> None:
+        def heard(message: Message) -> None:
             try:
-                name = decode_token(message.subject.rsplit(".", 1)[1])
+                tokens = [decode_token(token) for token in message.subject.split(".")[-3:]]
                 body = decoder.decode(message.data)
             except (*UNREADABLE, NotASubject):
                 self.undecodable += 1
                 return
-            handler(name, body)
+            handler(tokens, body)
 
         subscription = WireSubscription()
-        subject = f"{self._connection.prefix}.beacon.{kind}.*"
-        # A reader that falls behind needs the newest beacons, not all of them: little is buffered.
-        subscription.handle = await self._connection.subscribe(
-            subject, heard, bytes_limit=_BEACON_BYTES
-        )
+        subscription.handle = await self._connection.subscribe(subject, heard)
         return subscription
 
     async def request(
@@ -100,7 +119,7 @@ class JetStreamWire:
             raise Unavailable(f"no answer to {what} from {node} within {timeout_s} s") from error
         except Denied as error:
             raise Misconfigured(str(error)) from error
-        failure = (answer.headers or {}).get(ERROR_HEADER)
+        failure = answer.header(ERROR_HEADER)
         if failure is not None:
             raise Unavailable(f"{what} of {node} failed: {failure}")
         try:
@@ -121,7 +140,7 @@ class JetStreamWire:
         decoder = msgspec.json.Decoder(body_type)
         subscription = WireSubscription()
 
-        async def answer(message: Msg) -> None:
+        async def answer(message: Message) -> None:
             headers: dict[str, str] | None = None
             payload = b""
             try:
@@ -138,7 +157,7 @@ class JetStreamWire:
             except TransportError as error:
                 log.info("answer not sent", extra={"subject": message.subject, "why": str(error)})
 
-        def asked(message: Msg) -> None:
+        def asked(message: Message) -> None:
             if not message.reply.startswith(INBOX_ROOT):
                 self.refused += 1
                 return

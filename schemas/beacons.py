@@ -51,6 +51,19 @@ class LeaderBeacon(Struct, frozen=True, kw_only=True):
     leaving: bool = False
 
 
+class MirrorBeacon(Struct, frozen=True, kw_only=True):
+    """Every 2 s, by every control plane: where its mirror's files are read (`url`, without a path).
+
+    `free_bytes` is what may still be written there. `keys` counts the files it has.
+    """
+
+    mirror: str
+    url: str
+    free_bytes: int = 0
+    keys: int = 0
+    leaving: bool = False
+
+
 class LogsRequest(Struct, frozen=True, kw_only=True):
     """Asks a node's agent for a replica's engine log from byte `offset`, or the last `tail_bytes`.
 

@@ -27,4 +27,31 @@ CONFLICT: Final = (
 EXPIRED: Final = "expired"  # the command was older than its ttl_s when the leader came to it
 UPGRADE_REQUIRED: Final = "upgrade_required"  # an aggregate was written by a newer version
 BROKEN: Final = "broken"  # an aggregate's last event cannot be read; `yardctl repair`
+IN_USE: Final = "in_use"  # something still needs what was to be removed; the sentence says what
 NEEDS_MIRROR: Final = "needs_mirror"  # a source that only a mirror can fetch
+
+# Codes of failed jobs, files and plans (yard.evt.job.<id>, yard.evt.file.<key>).
+REGISTRY_UNREACHABLE: Final = "registry_unreachable"  # no answer within the tries
+REPO_NOT_FOUND: Final = "repo_not_found"  # no such repository, or private and not ours to see
+REVISION_NOT_FOUND: Final = "revision_not_found"
+NEEDS_TOKEN: Final = "needs_token"  # noqa: S105 - gated or private, and no HF_TOKEN is set
+LICENCE_NOT_ACCEPTED: Final = (
+    "licence_not_accepted"  # gated, and this token's account has no access
+)
+RATE_LIMITED: Final = "rate_limited"
+NO_GGUF: Final = "no_gguf"
+NO_SUCH_FILE: Final = "no_such_file"  # no file set matches; the sentence names what there is
+AMBIGUOUS: Final = "ambiguous"  # several quantisations match; the sentence names them
+SHARD_MISSING: Final = "shard_missing"
+NOT_GGUF: Final = "not_gguf"  # the bytes are no GGUF file
+ARCHITECTURE_UNKNOWN: Final = "architecture_unknown"  # no node's engine loads it
+CONTEXT_TOO_LONG: Final = "context_too_long"
+NO_CAPACITY: Final = "no_capacity"  # fits on no node, even an empty one
+DISK_FULL: Final = "disk_full"
+CHECKSUM_MISMATCH: Final = "checksum_mismatch"
+SIZE_MISMATCH: Final = "size_mismatch"
+NO_PROGRESS: Final = "no_progress"  # no byte came for the bound
+START_FAILED: Final = "start_failed"
+QUARANTINED: Final = "model_quarantined"
+NOT_READY: Final = "not_ready"  # no replica was ready within job_ready_s
+SMOKE_FAILED: Final = "smoke_failed"

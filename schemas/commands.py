@@ -105,6 +105,69 @@ class NodeUncordon(
     node: str
 
 
+class JobServe(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="job.serve"
+):
+    """Starts a serve job, as typed by a person; or joins a running one that asks for the same."""
+
+    repo: str
+    quant: str | None = None
+    file: str | None = None
+    name: str | None = None
+    aliases: list[str] = []
+    description: str = ""
+    replicas: int = 1
+    ctx_pool: int = 0
+    context_length: int = 0
+    revision: str | None = None
+
+
+class JobCancel(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="job.cancel"
+):
+    job: str
+
+
+class JobRetry(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="job.retry"
+):
+    job: str
+
+
+class MirrorRemove(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    tag="mirror.remove",
+):
+    """Removes files from the mirrors: `what` is a key, a beginning of one (8 characters or more), or `OWNER/REPO[@COMMIT][/PATH]`."""
+
+    what: str
+
+
+class MirrorVerify(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    tag="mirror.verify",
+):
+    """Reads files again and compares their sha256; `what` as in mirror.remove, empty = every file."""
+
+    what: str = ""
+
+
+class MirrorGc(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="mirror.gc"
+):
+    """Removes what no catalog entry and no running job needs."""
+
+    dry_run: bool = False
+
+
 CommandBody = (
     ModelAdd
     | CatalogApply
@@ -115,6 +178,12 @@ CommandBody = (
     | ModelActivate
     | NodeCordon
     | NodeUncordon
+    | JobServe
+    | JobCancel
+    | JobRetry
+    | MirrorRemove
+    | MirrorVerify
+    | MirrorGc
 )
 
 

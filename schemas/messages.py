@@ -11,6 +11,8 @@ from msgspec import Struct
 from schemas.activation import Activation, ActivationEvent
 from schemas.card import Card, CardEvent
 from schemas.commands import Outcome, OutcomeEvent
+from schemas.file import File, FileEvent
+from schemas.job import Job, JobEvent
 from schemas.leader import Leader, LeaderDecided, LeaderElected, LeaderLine
 from schemas.model import Model, ModelEvent
 from schemas.node import Node, NodeEvent, NodeState, NodeStateEvent
@@ -62,6 +64,8 @@ NOUNS: Final[dict[str, Noun]] = {
         _noun("plan", ("node",), Plan, PlanEvent, "control"),
         _noun("record", ("model",), Record, RecordEvent, "control"),
         _noun("nodestate", ("node",), NodeState, NodeStateEvent, "control"),
+        _noun("job", ("id",), Job, JobEvent, "control"),
+        _noun("file", ("key",), File, FileEvent, "control"),
         _noun("command", ("id",), Outcome, OutcomeEvent, "control"),
         _noun("leader.current", (), Leader, LeaderElected, "control"),
         _noun("leader.log", (), LeaderLine, LeaderDecided, "control"),
@@ -78,6 +82,8 @@ State = (
     | Plan
     | Record
     | NodeState
+    | Job
+    | File
     | Outcome
     | Leader
     | LeaderLine
@@ -91,6 +97,8 @@ Event = (
     | PlanEvent
     | RecordEvent
     | NodeStateEvent
+    | JobEvent
+    | FileEvent
     | OutcomeEvent
     | LeaderElected
     | LeaderDecided

@@ -60,6 +60,8 @@ class Model(Struct, frozen=True, kw_only=True):
     scaling: Scaling = Scaling()
     profiles: tuple[Profile, ...] = ()
     order: int = 0
+    off_reason: str = ""
+    """Why it was switched off by the control plane itself (a serve job that failed); empty otherwise."""
 
 
 class ModelAdded(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.added"):

@@ -15,9 +15,13 @@ class CardInfo(Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
+    """An engine this node can run. `architectures` are the GGUF names it loads (llamacpp)."""
+
     name: str
     version: str
     architectures: tuple[str, ...] = ()
+    card_kinds: tuple[Literal["cpu", "gpu"], ...] = ("cpu",)
+    """Kinds of cards this build of the engine can use."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

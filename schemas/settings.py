@@ -76,6 +76,28 @@ class ControlplaneSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endings_after_s: Annotated[
         float, Meta(description="Age of a terminal state at which its subject is ended.")
     ] = 86400.0
+    job_ready_s: Annotated[
+        float, Meta(description="How long a serve job waits for a ready replica.")
+    ] = 1800.0
+    job_kept_s: Annotated[float, Meta(description="Age at which a job that is over is ended.")] = (
+        7 * 86400.0
+    )
+    mirror_url: Annotated[
+        str, Meta(description="URL at which nodes reach this mirror; empty = http:// and `listen`.")
+    ] = ""
+    mirror_fetches: Annotated[int, Meta(description="Files fetched at the same time.")] = 2
+    mirror_bandwidth_bytes_s: Annotated[
+        int, Meta(description="Bytes per second of all fetches together; 0 = no limit.")
+    ] = 0
+    mirror_no_progress_s: Annotated[
+        float, Meta(description="A fetch without a new byte for this long fails.")
+    ] = 300.0
+    mirror_keep_free_bytes: Annotated[
+        int, Meta(description="Bytes of the mirror's disk that are never used.")
+    ] = GIB
+    smoke_timeout_s: Annotated[
+        float, Meta(description="How long a smoke test waits for its answer.")
+    ] = 300.0
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +178,22 @@ class NodeagentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gateway_gone_s: Annotated[
         float, Meta(description="Silence after which a gateway does not hold up a drain.")
     ] = 10.0
+    files_budget_bytes: Annotated[
+        int, Meta(description="Bytes of fetched files kept on this node; 0 = what the disk has.")
+    ] = 0
+    files_keep_free_bytes: Annotated[
+        int, Meta(description="Bytes of the files' disk that are never used.")
+    ] = GIB
+    fetches: Annotated[int, Meta(description="Files fetched at the same time.")] = 2
+    fetch_no_progress_s: Annotated[
+        float, Meta(description="A fetch without a new byte for this long fails.")
+    ] = 300.0
+    mirror_folder: Annotated[
+        str,
+        Meta(
+            description="Folder of a mirror on this machine, whose files are linked, not fetched."
+        ),
+    ] = ""
     engine_log_bytes: Annotated[
         int, Meta(description="Size at which an engine's log turns over.")
     ] = 8 * MIB

@@ -39,6 +39,12 @@ from schemas.commands import (
     CatalogApply,
     Command,
     CommandBody,
+    JobCancel,
+    JobRetry,
+    JobServe,
+    MirrorGc,
+    MirrorRemove,
+    MirrorVerify,
     ModelActivate,
     ModelAdd,
     ModelLoad,
@@ -183,6 +189,8 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> _Answer | Rejected:
             return _unload(scene, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
+        case JobServe() | JobCancel() | JobRetry() | MirrorRemove() | MirrorVerify() | MirrorGc():
+            return Rejected(code=codes.INVALID, sentence="not decided by this version yet")
         case ModelActivate():
             raise AssertionError("an activate has no outcome")
         case _:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from controlplane.domain.reports import Report
 from events.log import StoredCommand
 from schemas.beacons import EngineCounters
 from schemas.commands import Outcome, Problem
@@ -86,6 +87,10 @@ class Live(Struct, frozen=True, kw_only=True):
     leading_for_s: float
     gateways: tuple[GatewayLive, ...] = ()
     agents: tuple[AgentLive, ...] = ()
+    mirror: str = ""
+    """The name of this leader's own mirror; empty: it has none and fetches nothing."""
+    mirrors: tuple[str, ...] = ()
+    """Other mirrors heard of lately, by name."""
 
 
 class Ids(Struct, frozen=True, kw_only=True):
@@ -94,6 +99,7 @@ class Ids(Struct, frozen=True, kw_only=True):
     replica: Callable[[], str]
     decision: Callable[[], str]
     incarnation: Callable[[], str]
+    job: Callable[[], str]
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -107,5 +113,7 @@ class Step(Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     wake_at: datetime | None = None
     consumed: StoredCommand | None = None
+    settled: Report | None = None
+    """The report this answer deals with, also when it needed no event; it is not offered again."""
     stuck: tuple[str, ...] = ()
     """Accepted demands without a live activation, for /readyz; empty is healthy."""

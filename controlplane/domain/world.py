@@ -15,6 +15,8 @@ from events.subjects import PREFIX, event_subject
 from schemas.activation import Activation
 from schemas.card import Card
 from schemas.commands import Outcome
+from schemas.file import File
+from schemas.job import Job
 from schemas.leader import Leader, LeaderLine
 from schemas.model import Model
 from schemas.node import Node, NodeState
@@ -64,6 +66,8 @@ class World:
     leader: Leader | None = None
     line: LeaderLine | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
     unknown_events: int = 0
@@ -129,6 +133,10 @@ class World:
                 _put(self.nodestates, item.key[0], state, NodeState)
             case "command":
                 _put(self.outcomes, item.key[0], state, Outcome)
+            case "job":
+                _put(self.jobs, item.key[0], state, Job)
+            case "file":
+                _put(self.files, item.key[0], state, File)
             case "node":
                 _put(self.nodes, item.key[0], state, Node)
             case "card":

@@ -63,6 +63,7 @@ def counting() -> Ids:
         replica=lambda: f"r-{next(count)}",
         decision=lambda: f"d-{next(count)}",
         incarnation=lambda: f"i-{next(count)}",
+        job=lambda: f"j-{next(count)}",
     )
 
 

@@ -92,16 +92,16 @@ def model(
 
 def counting_ids(counts: dict[str, int] | None = None) -> Ids:
     """Ids counted up in `counts`, which a test may copy to see the same ids again."""
-    counts = counts if counts is not None else {"r": 0, "d": 0, "i": 0}
+    counts = counts if counts is not None else {}
 
     def mint(kind: str) -> Callable[[], str]:
         def one() -> str:
-            counts[kind] += 1
+            counts[kind] = counts.get(kind, 0) + 1
             return f"{kind}-{counts[kind]:04d}"
 
         return one
 
-    return Ids(replica=mint("r"), decision=mint("d"), incarnation=mint("i"))
+    return Ids(replica=mint("r"), decision=mint("d"), incarnation=mint("i"), job=mint("j"))
 
 
 @dataclass

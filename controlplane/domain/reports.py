@@ -1,0 +1,86 @@
+"""What the workers beside the leader found out: facts handed to its decisions, never decisions themselves.
+
+A report lost with its process is made again: work.py says what is to be done from the log alone. One that
+is out of date (another attempt, a step that is over) is consumed without an event.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from controlplane.domain.repo import Repo
+from controlplane.domain.shape import ModelShape
+
+
+class RepoRead(Struct, frozen=True, kw_only=True):
+    """The step `registry` of `job` read its repository."""
+
+    job: str
+    attempt: int
+    repo: Repo
+
+
+class HeaderRead(Struct, frozen=True, kw_only=True):
+    """A `check` step (`index` in Job.steps) read the header. `shape` None: it gives none, `why` says so.
+
+    `free_bytes` is what the mirror's disk can still take, less what it keeps free.
+    """
+
+    job: str
+    attempt: int
+    index: int
+    shape: ModelShape | None
+    why: str = ""
+    free_bytes: int | None = None
+
+
+class SmokeAnswered(Struct, frozen=True, kw_only=True):
+    """`generation_s` leaves out the prompt's time, `prompt_s`; both in seconds."""
+
+    job: str
+    attempt: int
+    replica: str
+    reply: str
+    completion_tokens: int
+    generation_s: float
+    prompt_s: float = 0.0
+
+
+class StepFailed(Struct, frozen=True, kw_only=True):
+    """What `job` was doing at `index` came to nothing: why, as code and sentence."""
+
+    job: str
+    attempt: int
+    index: int
+    code: str
+    sentence: str
+
+
+class FileStored(Struct, frozen=True, kw_only=True):
+    """`mirror` holds the whole file; its size, magic and (`compared`) published sha256 were checked."""
+
+    key: str
+    mirror: str
+    sha256: str
+    bytes: int
+    compared: bool
+    origin: Literal["registry", "mirror", "store"]
+
+
+class FileFault(Struct, frozen=True, kw_only=True):
+    """A fetch or a verification of `key` failed on `mirror`."""
+
+    key: str
+    mirror: str
+    code: str
+    sentence: str
+
+
+class FileGone(Struct, frozen=True, kw_only=True):
+    """`mirror` has no copy of `key` any more (removed as asked, or found missing)."""
+
+    key: str
+    mirror: str
+
+
+Report = RepoRead | HeaderRead | SmokeAnswered | StepFailed | FileStored | FileFault | FileGone
