@@ -12,6 +12,7 @@ from controlplane.domain.world import World
 class ReadRepo(Struct, frozen=True, kw_only=True):
     job: str
     attempt: int
+    index: int
     repo: str
     revision: str | None
 
