@@ -16,16 +16,13 @@ from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
+from events.delivery import DirectClient, Handler, Message, Receiver
 from events.transport import Denied, NoAnswer, NoResponders, NotSent
 from schemas.settings import NatsSettings
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[Msg], None]
-"""Called for each message, in order, on the event loop; it must not block and must not raise."""
 
 INBOX_ROOT: Final = "_INBOX_"
 """How every inbox of a yard begins; who serves requests answers to such subjects only."""
@@ -38,25 +35,12 @@ _DENIED: Final = re.compile(
 )
 
 
-class _Client(Client):
-    """The library's client, closing the socket of an attempt that failed half-way, which it forgets."""
-
-    async def _connect_to_server(self, s: Any) -> None:
-        transport = self._transport
-        if transport is not None:
-            transport.close()
-        await super()._connect_to_server(s)
-
-
-class Handle:
+class Handle(Receiver):
     """One subscription, kept over reconnects and rebuilt clients until `close`."""
 
-    def __init__(
-        self, connection: "Connection", subject: str, handler: Handler, bytes_limit: int
-    ) -> None:
+    def __init__(self, connection: "Connection", subject: str, handler: Handler) -> None:
+        super().__init__(handler)
         self.subject = subject
-        self.handler = handler
-        self.bytes_limit = bytes_limit
         self._connection = connection
         self.current: ClientSubscription | None = None
 
@@ -98,7 +82,7 @@ class Connection:
         self._generation = 0
         self._handles: set[Handle] = set()
         self._listeners: set[Callable[[], None]] = set()
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Message]]] = {}
         self._requests = 0
         self._inbox = f"{self._inbox_prefix}.{secrets.token_hex(8)}"
         self._denied: str | None = None
@@ -209,11 +193,11 @@ class Connection:
         *,
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
-    ) -> Msg:
+    ) -> Message:
         """The whole answer, headers included."""
         self._requests += 1
         token = str(self._requests)
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[token] = (subject, future)
         try:
             await self._publish(subject, payload, f"{self._inbox}.{token}", headers)
@@ -225,15 +209,13 @@ class Connection:
             self._waiting.pop(token, None)
             if future.done() and not future.cancelled():
                 future.exception()
-        if answer.headers and answer.headers.get("Status") == "503":
+        if answer.status == "503":
             raise NoResponders(subject)
         return answer
 
-    async def subscribe(
-        self, subject: str, handler: Handler, *, bytes_limit: int = 64 * 1024 * 1024
-    ) -> Handle:
+    async def subscribe(self, subject: str, handler: Handler) -> Handle:
         """Subscribes now or as soon as there is a connection, and again after each one."""
-        handle = Handle(self, subject, handler, bytes_limit)
+        handle = Handle(self, subject, handler)
         self._handles.add(handle)
         if self._client is not None and self._client.is_connected:
             await self._attach(self._client, handle)
@@ -241,6 +223,7 @@ class Connection:
 
     async def drop(self, handle: Handle) -> None:
         """Ends a subscription; see Handle.close."""
+        handle.open = False
         self._handles.discard(handle)
         current, handle.current = handle.current, None
         if current is not None:
@@ -276,27 +259,21 @@ class Connection:
             raise NotSent(f"{subject}: {error}") from error
 
     async def _attach(self, client: Client, handle: Handle) -> None:
-        async def deliver(message: Msg) -> None:
-            if handle in self._handles:
-                handle.handler(message)
-
         with contextlib.suppress(nats.errors.Error, OSError):
-            handle.current = await client.subscribe(
-                handle.subject, cb=deliver, pending_bytes_limit=handle.bytes_limit
-            )
+            handle.current = await client.subscribe(handle.subject, cb=handle.receive)
 
-    def _answered(self, message: Msg) -> None:
+    def _answered(self, message: Message) -> None:
         waiting = self._waiting.get(message.subject.rsplit(".", 1)[1])
         if waiting is not None and not waiting[1].done():
             waiting[1].set_result(message)
 
     async def _supervise(self) -> None:
         """Builds a client, waits until it is closed for good, builds the next."""
-        answers = Handle(self, f"{self._inbox}.*", self._answered, 64 * 1024 * 1024)
+        answers = Handle(self, f"{self._inbox}.*", self._answered)
         self._handles.add(answers)
         attempt = 0
         while not self._closing:
-            client = _Client()
+            client = DirectClient()
             self._client_closed.clear()
             try:
                 await client.connect(

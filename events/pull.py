@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from nats.aio.msg import Msg
 
 from events.codec import StoredMessage
 from events.connection import Connection, Handle
+from events.delivery import DESCRIPTION, Message
 from events.envelope import SOURCE, origin_of
 from events.log import Misconfigured
 from events.retry import ServerError, pause_s
@@ -75,7 +75,7 @@ class StandingPull:
         self._times = times
         self._jitter = jitter
         self._loop = asyncio.get_running_loop()
-        self._messages: deque[Msg] = deque()
+        self._messages: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._stop_listening = connection.on_change(self._wake.set)
         self._inbox = ""
@@ -194,14 +194,14 @@ class StandingPull:
                         subject=message.subject,
                         payload=message.data,
                         stored_at=_EPOCH + timedelta(microseconds=nanos // 1000),
-                        origin=origin_of(message.headers.get(SOURCE)) if message.headers else 0,
+                        origin=origin_of(message.header(SOURCE)),
                     ),
                     int(fields[at + 4]),
                 )
             )
         return taken
 
-    def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Message) -> None:
         self._heard_at = self._loop.time()
         if message.reply.startswith("$JS.ACK."):
             self._credit -= 1
@@ -209,8 +209,8 @@ class StandingPull:
             if self._credit <= self._times.batch // 2 or len(self._messages) == 1:
                 self._wake.set()
             return
-        headers = message.headers or {}
-        match headers.get("Status"):
+        headers = message.headers
+        match message.status:
             case "100":  # a heartbeat
                 return
             case "404" | "408":
@@ -219,7 +219,7 @@ class StandingPull:
                 self._credit -= int(unused) if unused.isdigit() else self._credit
             case status:
                 # Consumer deleted, leadership changed, server going: begin anew.
-                self._ended = f"{status} {headers.get('Description', '')}".strip()
+                self._ended = f"{status} {headers.get(DESCRIPTION, '')}".strip()
         self._wake.set()
 
     async def _refill(self, outstanding: int) -> None:
