@@ -14,7 +14,6 @@ from msgspec import Struct
 from events.codec import UNREADABLE
 from events.connection import INBOX_ROOT, Connection, Handle
 from events.delivery import Message
-from events.delivery import Message
 from events.log import Misconfigured, Unavailable
 from events.subjects import NotASubject, beacon_subject, decode_token, progress_subject, rpc_subject
 from events.transport import Denied, NoAnswer, NoResponders, NotSent, TransportError
