@@ -1,19 +1,25 @@
 """Starts one engine as the child of a process of its own, which then keeps it until it ends.
 
-    python -I -S launcher.py FOLDER pipe|probe -- PROGRAM ARGUMENT…
+    python -I -S launcher.py ROOT later|now
 
-It stands between a cold request and its engine, so before the engine exists it imports nothing that
-is not loaded already; everything else is `nodeagent.keeper`'s, imported while the engine loads. It
-must not talk to the log, nor hold a pipe to the agent: it outlives the agent.
+Descriptor 0 is a socket on which the agent hands over the launch, once (`nodeagent.spare`); an agent
+that ends without a word ends this too. It stands between a cold request and its engine: `later` it
+imports everything while nobody waits, `now` it imports nothing before the engine exists. It must not
+talk to the log, nor hold a pipe to the agent once it has a launch: it outlives the agent.
 """
 
 import _ctypes
 import _signal  # pyright: ignore[reportMissingImports] - built in, without a stub
+import _socket
 import os
 import sys
+import time
 
 READY_FD = "YARD_READY_FD"
 """Names the descriptor on which an engine of kind `pipe` writes one line when it answers."""
+
+STALE_S = 5.0
+"""A launch that lay longer is not begun: whoever asked has given it up, or soon will."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,7 +32,12 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def main() -> int:
-    folder, ready, _, *argv = sys.argv[1:]
+    if sys.argv[2] == "later":
+        _import_keeper()
+    given = _receive()
+    if given is None:
+        return 0
+    folder, ready, argv = given
     # Whatever descriptors the agent had inherited are no business of an engine.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     # Whatever the engine forks and abandons becomes our child, so nothing of it can get lost.
@@ -42,11 +53,51 @@ def main() -> int:
     os.close(fault_in)
     if ready_in >= 0:
         os.close(ready_in)
-    # -I leaves our own folder out of the path.
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    _import_keeper()
     from nodeagent.keeper import Keeper
 
     return Keeper(folder, pid, log=log_out, fault=fault_out, ready=ready_out).keep()
+
+
+def _import_keeper() -> None:
+    """Imports the second half; the second call finds it loaded."""
+    # -I leaves our own folder out of the path.
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if above not in sys.path:
+        sys.path.insert(0, above)
+    import nodeagent.keeper  # noqa: F401
+
+
+def _receive() -> tuple[str, str, list[str]] | None:
+    """Waits for the launch: (folder, kind of ready, command line); None when there will be none.
+
+    Afterwards descriptor 0 is the launch's lock, 1 and 2 its own log, and the environment the engine's.
+    """
+    agent = _socket.socket(fileno=0)
+    try:
+        told, control, _, _ = agent.recvmsg(1, _socket.CMSG_SPACE(3 * 4))
+    except OSError:
+        return None
+    if not told or not control:
+        return None
+    fds = control[0][2]
+    words, lock, output = (int.from_bytes(fds[at : at + 4], sys.byteorder) for at in (0, 4, 8))
+    size = os.fstat(words).st_size
+    folder, ready, sent_at, count, *rest = os.pread(words, size, 0).split(b"\0")
+    # Its place in the table of descriptors is the lock's now.
+    agent.detach()
+    os.dup2(lock, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if time.monotonic() - float(sent_at) > STALE_S:
+        return None
+    os.environb.clear()
+    for word in rest[int(count) :]:
+        name, _, value = word.partition(b"=")
+        if name:
+            os.environb[name] = value
+    argv = [os.fsdecode(word) for word in rest[: int(count)]]
+    return os.fsdecode(folder), ready.decode(), argv
 
 
 def _become(argv: list[str], launcher: int, log_in: int, fault_in: int, ready_in: int) -> None:

@@ -1,4 +1,4 @@
-"""Holds one launch by its launcher: spawns it, knows whether it lives, signals it, finds its processes.
+"""Holds one launch by its launcher: hands it over, knows whether it lives, signals it, finds its processes.
 
 Everything is asked of the kernel at the moment it is needed: the folder's lock, a pidfd, /proc. It
 must not decide what a finding means; that is `launching`.
@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,7 @@ from nodeagent import enginelog, processes
 from nodeagent.drivers.driver import EngineStart
 from nodeagent.keeper import LAUNCH
 from nodeagent.launches import Ended, Running
-
-_LOCK = "lock"
-"""Locked from before the launcher's spawn until its end, by an open file the launcher inherits: so
-whoever can lock it knows that no launcher lives, without trusting any process number."""
-
-_PROGRAM = Path(__file__).with_name("launcher.py")
+from nodeagent.spare import Spare
 
 
 class LaunchHandle:
@@ -65,36 +59,44 @@ class LaunchHandle:
         }
         enginelog.write_whole(str(self.folder), LAUNCH, json.dumps(description).encode())
 
-    def spawn(self, start: EngineStart, on_end: Callable[[], None]) -> None:
-        """The launcher as a leader of its own session, so no signal meant for us reaches it.
+    def spawn(self, start: EngineStart, spare: Spare | None, on_end: Callable[[], None]) -> None:
+        """Has `spare` launch it, or a launcher of its own when there is none or it is gone.
 
-        Raises OSError. `on_end` is called when it has ended.
+        Raises OSError, and ValueError for what no process can be given. `on_end` is called when the
+        launcher has ended.
         """
-        argv = [sys.executable, "-I", "-S", str(_PROGRAM), str(self.folder), start.ready, "--"]
-        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(self.folder / processes.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         output = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._launcher_pid = os.posix_spawn(
-                sys.executable,
-                [*argv, *start.argv],
-                {
-                    **start.environment,
-                    processes.LAUNCH_ID: self.replica,
-                    processes.LAUNCH_DIR: str(self.folder),
-                },
-                setsid=True,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, lock, 0),
-                    (os.POSIX_SPAWN_DUP2, output, 1),
-                    (os.POSIX_SPAWN_DUP2, output, 2),
-                ],
-            )
+            try:
+                self._launcher_pid = self._hand_over(start, spare, lock, output)
+            except OSError:
+                if spare is None:
+                    raise
+                self._launcher_pid = self._hand_over(start, None, lock, output)
         finally:
             os.close(lock)
             os.close(output)
         self._is_child = True
         self._watch(on_end)
+
+    def _hand_over(self, start: EngineStart, spare: Spare | None, lock: int, output: int) -> int:
+        """The pid of the launcher that has the launch now."""
+        launcher = spare or Spare(self.folder.parent, hurry=True)
+        environment = {
+            **start.environment,
+            processes.LAUNCH_ID: self.replica,
+            processes.LAUNCH_DIR: str(self.folder),
+        }
+        try:
+            launcher.give(
+                self.folder, start.ready, start.argv, environment, lock=lock, output=output
+            )
+        except BaseException:
+            launcher.end()
+            raise
+        return launcher.pid
 
     def hold(self, launcher_pid: int, start_time: int, on_end: Callable[[], None]) -> None:
         """Watches a launcher that somebody else spawned, if it is still that process."""
@@ -132,12 +134,12 @@ class LaunchHandle:
 
     def was_begun(self) -> bool:
         """Whether a launcher was ever about to be spawned: its lock comes right before that."""
-        return (self.folder / _LOCK).exists()
+        return (self.folder / processes.LOCK).exists()
 
     def alive(self) -> bool:
         """Whether a launcher lives, whoever spawned it."""
         try:
-            lock = os.open(self.folder / _LOCK, os.O_RDWR)
+            lock = os.open(self.folder / processes.LOCK, os.O_RDWR)
         except OSError:
             return False
         try:

@@ -13,6 +13,11 @@ LAUNCH_DIR = "YARD_LAUNCH_DIR"
 """The two variables that mark every process of a launch, whatever group it moved to. The folder tells
 launches of two yards on one machine apart, whatever their ids are."""
 
+LOCK = "lock"
+"""The file in a launch's folder that is locked from before it is handed to a launcher until the
+launcher's end, by an open file that goes with the launch and becomes the launcher's descriptor 0: so
+whoever can lock it knows that no launcher lives, without trusting any process number."""
+
 _DEAD = "ZXx"
 
 
@@ -91,7 +96,9 @@ def members(
     2. it is in the engine's group, began no earlier than the engine (`since`, clock ticks) and does
        not carry another launch's mark: an engine that rewrites its title loses its environment, so
        that cannot be asked for;
-    3. it carries the launch's mark, whatever session and group it moved to.
+    3. it carries the launch's mark, whatever session and group it moved to;
+    4. it is a launcher that holds the launch's lock, while it is not known who that is (`launcher` 0):
+       one that waited for a launch was started without a mark.
     The group's number may be taken by a stranger once everyone of the group has gone; its leader
     then began later than the engine, and the group is not ours.
     """
@@ -110,10 +117,21 @@ def members(
         if launcher_alive and process.session == launcher:
             found.append(process)
             continue
+        if launcher == 0 and _holds(process.pid, mark.folder):
+            found.append(process)
+            continue
         carried = mark_of(process.pid)
         if carried == mark or (carried is None and ours and process.group == group):
             found.append(process)
     return tuple(sorted(found))
+
+
+def _holds(pid: int, folder: str) -> bool:
+    """Whether a process has the lock of the launch in `folder` where launchers have it."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0") == f"{folder}/{LOCK}"
+    except OSError:
+        return False
 
 
 def signal_all(processes: Iterable[Process], number: int) -> None:

@@ -1,0 +1,212 @@
+"""The launcher that waits for its launch: it is used, replaced, and never the reason why nothing starts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent import launching, processes
+from nodeagent.drivers.driver import EngineStart
+from nodeagent.launching import Running
+from nodeagent.spare import Spare
+from tests.support.aio import run, until
+from tests.support.launches import REPLICA, launcher
+
+WAITS = EngineStart(
+    argv=(sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"),
+    environment={**os.environ},
+    endpoint="",
+    port=1,
+    ready="probe",
+    paths=(),
+    has_key=False,
+)
+
+
+def waiting() -> list[int]:
+    """Children of this process that lead a session of their own."""
+    found = [processes.look(int(n)) for n in os.listdir("/proc") if n.isdigit()]
+    return [
+        p.pid for p in found if p and p.alive and p.parent == os.getpid() and p.session == p.pid
+    ]
+
+
+async def begun(made: launching.Launcher, replica: str = REPLICA) -> Running:
+    found = await made.start(replica, WAITS, grace_s=1.0, log_bytes=1 << 20)
+    assert isinstance(found, Running), found
+    return found
+
+
+def test_a_launcher_waits_and_takes_the_next_launch(tmp_path: Path) -> None:
+    async def story() -> None:
+        before = set(waiting())
+        async with launcher(tmp_path) as made:
+            (spare,) = set(waiting()) - before
+            running = await begun(made)
+            assert running.launcher_pid == spare
+            # The environment it was started with is not the engine's.
+            assert processes.mark_of(running.pid) == (REPLICA, str(tmp_path / "replicas" / REPLICA))
+            assert processes.mark_of(spare) is None
+
+    run(story())
+
+
+def test_one_that_died_is_replaced_at_the_start_itself(tmp_path: Path) -> None:
+    async def story() -> None:
+        before = set(waiting())
+        async with launcher(tmp_path) as made:
+            (spare,) = set(waiting()) - before
+            os.kill(spare, signal.SIGKILL)
+            await until(lambda: spare not in waiting(), "its end")
+            assert (await begun(made)).launcher_pid != spare
+
+    run(story())
+
+
+def test_the_next_one_waits_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_SPARE_AFTER_S", 0.05)
+
+    async def story() -> None:
+        before = set(waiting())
+        made = launching.Launcher(tmp_path / "replicas", tmp_path / "agent.sock", watch_s=0.05)
+        await made.open()
+        first = await begun(made)
+        await until(lambda: len(set(waiting()) - before) == 2, "another launcher")
+        (spare,) = set(waiting()) - before - {first.launcher_pid}
+        second = await begun(made, f"{REPLICA}-2")
+        assert second.launcher_pid == spare
+        for replica in (REPLICA, f"{REPLICA}-2"):
+            await made.stop(replica, 1.0)
+        await made.close()
+        await until(lambda: set(waiting()) <= before, "the end of all of them")
+
+    run(story())
+
+
+def test_it_ends_with_its_agent(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from nodeagent.spare import Spare;"
+        f"spare = Spare(Path({str(tmp_path)!r}), hurry=False); print(spare.pid, flush=True);"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        spare = int(agent.stdout.readline())
+        found = processes.look(spare)
+        assert found is not None
+        agent.kill()
+
+    async def story() -> None:
+        await until(lambda: not processes.is_same(spare, found.start_time), "the spare's end")
+
+    run(story())
+
+
+@pytest.mark.parametrize("hurry", [True, False])
+def test_a_launch_that_lay_too_long_is_not_begun(
+    tmp_path: Path, hurry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked may have told the log already that nothing runs under this id."""
+    spare = Spare(tmp_path, hurry=hurry)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now - 6.0)
+    engine = ("/bin/sh", "-c", f"touch {tmp_path / 'began'}")
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        spare.give(tmp_path, "probe", engine, {"A": "b"}, lock=lock, output=lock)
+    finally:
+        os.close(lock)
+    monkeypatch.undo()
+
+    async def story() -> None:
+        await until(lambda: not spare.alive(), "its end")
+
+    run(story())
+    assert not (tmp_path / "began").exists()
+
+
+def test_a_launcher_nobody_knows_yet_is_found_by_the_lock_it_holds(tmp_path: Path) -> None:
+    """Else one that hangs before its first word would start an engine after its launch was given up."""
+    lock = tmp_path / processes.LOCK
+    lock.touch()
+    mark = processes.Mark(REPLICA, str(tmp_path))
+
+    def found(launcher: int) -> list[int]:
+        members = processes.members(
+            mark, launcher=launcher, group=0, since=0, launcher_alive=launcher != 0
+        )
+        return [process.pid for process in members]
+
+    with lock.open("rb") as held:
+        code = "import signal; signal.pause()"
+        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=held)
+    try:
+        assert found(0) == [child.pid]
+        assert found(child.pid) == []
+    finally:
+        child.kill()
+        child.wait()
+    assert found(0) == []
+
+
+def test_an_environment_of_any_size_reaches_the_engine(tmp_path: Path) -> None:
+    """The socket between agent and launcher holds less than an environment may."""
+
+    async def story() -> None:
+        async with launcher(tmp_path) as made:
+            big = "x" * 100_000
+            names = [f"BIG{n}" for n in range(5)]
+            argv = ("/bin/sh", "-c", 'echo "${#BIG0} ${#BIG4} $ODD"; exec sleep 60')
+            environment = {**os.environ, **dict.fromkeys(names, big), "ODD": "a=b\udcff"}
+            start = EngineStart(
+                argv=argv,
+                environment=environment,
+                endpoint="",
+                port=1,
+                ready="probe",
+                paths=(),
+                has_key=False,
+            )
+            assert isinstance(
+                await made.start(REPLICA, start, grace_s=1.0, log_bytes=1 << 20), Running
+            )
+
+            async def printed() -> bool:
+                return "100000 100000 a=b" in (await made.read_log(REPLICA)).text
+
+            await until(printed, "what the engine was given")
+
+    run(story())
+
+
+def test_no_spare_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_spares = 0
+    real = Spare.__init__
+
+    def none_in_reserve(self: Spare, root: Path, *, hurry: bool) -> None:
+        nonlocal made_spares
+        if not hurry:
+            raise OSError("no process left")
+        made_spares += 1
+        real(self, root, hurry=hurry)
+
+    monkeypatch.setattr(Spare, "__init__", none_in_reserve)
+
+    async def story() -> None:
+        async with launcher(tmp_path) as made:
+            await asyncio.sleep(0)
+            await begun(made)
+            assert made_spares == 1
+
+    run(story())
