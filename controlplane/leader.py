@@ -9,17 +9,23 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from controlplane.alarms import Alarms
 from controlplane.candidate import FAULT_RETRY_S, SCHEMA_CHECK_S, Candidate, Me, process_alive
 from controlplane.carrier import PASSING_ALARMS, Carrier
 from controlplane.commandqueue import CommandQueue
 from controlplane.domain.decision import Decision, Ids, Live, Step
+from controlplane.domain.reports import Report
+from controlplane.domain.work import due
 from controlplane.domain.world import World
 from controlplane.drafts import expired
 from controlplane.live import LiveTracker
 from controlplane.metrics import Metrics
 from controlplane.readiness import Facts, ProjectionFacts
+from controlplane.workers import Do, Workers
 from controlplane.worldreader import WorldReader
 from events.log import EventLog, LogError, StoredCommand, Wire
 from events.subjects import event_subject
@@ -29,9 +35,23 @@ from schemas.settings import ControlplaneSettings
 
 log = logging.getLogger(__name__)
 
-NextDecision = Callable[
-    [World, Live, Sequence[StoredCommand], datetime, Ids, ControlplaneSettings], Step
-]
+
+class NextDecision(Protocol):
+    """The decision function: `controlplane.domain.step.next_decision`, or a test's own."""
+
+    def __call__(
+        self,
+        world: World,
+        live: Live,
+        commands: Sequence[StoredCommand],
+        now: datetime,
+        ids: Ids,
+        settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
+    ) -> Step: ...
+
+
 MakeDecider = Callable[[], NextDecision]
 """Makes the decision function of one term, with whatever it remembers to be fast."""
 
@@ -43,6 +63,8 @@ BEACON_WAKE_S = 0.05
 LOOK_AGAIN_S = 10.0
 """The loop looks at least this often, so that a clock that was set forward delays nothing for long."""
 HOUSEKEEPING_S = 3600.0
+WORK_NOUNS = frozenset({"job", "file", "replica", "model"})
+"""What the workers' tasks follow from."""
 CATCH_UP_S = 10.0
 ROUNDS = 100
 """Decisions in a row before other tasks of the process get their turn."""
@@ -70,7 +92,11 @@ class LeaderLoop:
         metrics: Metrics,
         prefix: str = "yard",
         alive: Callable[[int, datetime], bool] = process_alive,
+        do: Do | None = None,
+        mirrors: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
+        """`do` does what the log says is due (None: this instance has no mirror and does none of it);
+        `mirrors` are the names of the other live ones."""
         self._events = events
         self._wire = wire
         self.me = me
@@ -111,6 +137,10 @@ class LeaderLoop:
             catch_up=self._catch_up,
         )
 
+        self._mirrors = mirrors
+        self._workers = Workers(me.instance, do, wake=self._wake.set) if do is not None else None
+        self._due_at: tuple[int, int] | None = None
+        """Up to where of the world the workers' tasks were looked up: generation and folds."""
         self.term: int | None = None
         """The term this instance leads, None while it follows."""
         self._leading_since = 0.0
@@ -120,6 +150,8 @@ class LeaderLoop:
         self._housekept_at = monotonic()
         self._stuck_since: dict[str, float] = {}
         self._turn_began: float | None = None
+        self._deciding: Report | None = None
+        """The report dealt with by the decision that is being stored."""
         self._poison: int | None = None
         """The command whose decision no log could store."""
 
@@ -159,6 +191,8 @@ class LeaderLoop:
                 tasks.create_task(self._beacon_while_leading(), name="leader beacon")
                 tasks.create_task(self._own(), name="leader loop")
         finally:
+            if self._workers is not None:
+                await self._workers.close()
             if self.term is not None:
                 with contextlib.suppress(LogError, TimeoutError):
                     async with asyncio.timeout(1):
@@ -291,6 +325,9 @@ class LeaderLoop:
         self._candidate.forget()
         self._candidate.restart()
         self._carrier.drop()
+        if self._workers is not None:
+            self._workers.stop()
+        self._due_at = None
         if self._commands_task is not None:
             self._commands_task.cancel()
         self._commands = self._commands_task = None
@@ -324,10 +361,13 @@ class LeaderLoop:
                     return FAULT_RETRY_S
                 self._note_stuck(step.stuck)
                 if step.decision is None:
-                    if step.consumed is None:
-                        return self._until(step.wake_at)
+                    self._settle_report(step.settled)
                     self._settle(step.consumed)
+                    if step.consumed is None and step.settled is None:
+                        self._put_to_work()
+                        return self._until(step.wake_at)
                     continue
+                self._deciding = step.settled
                 carried = await self._carrier.carry_out(
                     step.decision,
                     term=self.term,
@@ -337,6 +377,7 @@ class LeaderLoop:
             match carried.result:
                 case "stored":
                     self._settle(self._carrier.settled)
+                    self._settle_report(self._deciding)
                 case "deposed":
                     self._step_down("the server refused a batch of this term")
                     return 0
@@ -344,6 +385,7 @@ class LeaderLoop:
                     if carried.delay_s > 0:
                         return carried.delay_s
                 case "impossible":
+                    self._settle_report(self._deciding)
                     if not self._set_aside(self._carrier.settled):
                         return carried.delay_s
         return 0
@@ -363,14 +405,21 @@ class LeaderLoop:
         offered = self._offered()
         if offered and offered[0].seq == self._poison:
             return self._refusal(offered[0])
-        live = self.live.view(leading_since=self._leading_since)
+        reports = self._workers.offered() if self._workers is not None else ()
+        live = self._view()
         try:
             with self._metrics.decide_s.time():
                 step = self._next_decision(
-                    self.world, live, offered, self._now(), self._ids, self._settings
+                    self.world,
+                    live,
+                    offered,
+                    self._now(),
+                    self._ids,
+                    self._settings,
+                    reports=reports,
                 )
-        except Exception as error:  # noqa: BLE001 - one command's fault must not stop all decisions
-            return self._isolate(offered, live, error)
+        except Exception as error:  # noqa: BLE001 - one fault must not stop all decisions
+            return self._isolate(offered, reports, live, error)
         self.alarms.down("decision_failed")
         return step
 
@@ -385,12 +434,34 @@ class LeaderLoop:
                 self._settle(command)
         return offered
 
+    def _view(self) -> Live:
+        live = self.live.view(leading_since=self._leading_since)
+        if self._workers is None:
+            return live
+        return replace(live, mirror=self._workers.mirror, mirrors=self._mirrors())
+
     def _isolate(
-        self, offered: Sequence[StoredCommand], live: Live, error: Exception
+        self,
+        offered: Sequence[StoredCommand],
+        reports: Sequence[Report],
+        live: Live,
+        error: Exception,
     ) -> Step | None:
-        """Finds out whether the oldest command makes the decision function fail, and refuses it if so."""
+        """Finds out whether the oldest command or report makes the decision function fail.
+
+        Such a command is refused, such a report dropped: its task begins again while it is due.
+        """
         log.error("a decision failed", exc_info=error)
         self.alarms.up("decision_failed", f"the decision function failed: {error!r}")
+        if reports:
+            try:
+                self._next_decision(
+                    self.world, live, offered, self._now(), self._ids, self._settings
+                )
+            except Exception:  # noqa: BLE001 - then it is not the report's fault, or not alone
+                log.info("it fails without reports too")
+            else:
+                return Step(settled=reports[0])
         if not offered:
             return None
         try:
@@ -450,6 +521,27 @@ class LeaderLoop:
             await self._pause(left_s)
             self._take_in()
         return True
+
+    def _settle_report(self, report: Report | None) -> None:
+        self._deciding = None
+        if report is not None and self._workers is not None:
+            self._workers.settle(report)
+
+    def _put_to_work(self) -> None:
+        """Lets the workers do what the log says is due, if it may say something else than before."""
+        if self._workers is None:
+            return
+        world = self.world
+        now = (self._generation, world.touched_from + len(world.touched))
+        if now == self._due_at:
+            return
+        last = self._due_at
+        self._due_at = now
+        if last is not None and last[0] == now[0] and last[1] >= world.touched_from:
+            news = world.touched[last[1] - world.touched_from :]
+            if not any(noun in WORK_NOUNS for noun, _ in news):
+                return
+        self._workers.sync(due(world, self._workers.mirror))
 
     # Keeping house
 

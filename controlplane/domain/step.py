@@ -11,6 +11,7 @@ from controlplane.domain import commands as wishes
 from controlplane.domain import idle, reconcile, standing, upkeep
 from controlplane.domain.decision import Decision, Ids, Live, Step
 from controlplane.domain.index import StepIndex
+from controlplane.domain.reports import Report
 from controlplane.domain.scene import Scene, is_demanded
 from controlplane.domain.world import World
 from events.log import StoredCommand
@@ -26,6 +27,8 @@ def next_decision(
     ids: Ids,
     settings: ControlplaneSettings,
     index: StepIndex | None = None,
+    *,
+    reports: Sequence[Report] = (),
 ) -> Step:
     """The first of these that yields a decision:
 
@@ -53,6 +56,8 @@ def next_decision(
     if commands:  # 1
         decision = wishes.decide(scene, commands[0])
         return Step(decision=decision, consumed=commands[0], stuck=_stuck(scene))
+    if reports:
+        return Step(settled=reports[0], stuck=_stuck(scene))
     decision, standing_due = standing.judge(scene)  # 2
     if decision is not None:
         return Step(decision=decision, stuck=_stuck(scene))

@@ -16,6 +16,7 @@ from msgspec import Struct
 from controlplane.app import ControlPlane
 from controlplane.candidate import Me
 from controlplane.domain.decision import Change, Decision, Ids, Live, Step
+from controlplane.domain.reports import Report
 from controlplane.domain.world import World
 from controlplane.identifiers import new_ids
 from controlplane.leader import NextDecision
@@ -53,6 +54,8 @@ def smallest_domain(
     now: datetime,
     ids: Ids,
     settings: ControlplaneSettings,
+    *,
+    reports: Sequence[Report] = (),
 ) -> Step:
     """Adds models; everything else is consumed without an event."""
     if not commands:

@@ -12,6 +12,7 @@ import pytest
 
 from controlplane.candidate import Me
 from controlplane.domain.decision import Change, Decision, Ids, Live, Step
+from controlplane.domain.reports import Report
 from controlplane.domain.world import World
 from controlplane.identifiers import new_ids, new_replica_id
 from controlplane.leader import LeaderLoop, NextDecision
@@ -279,6 +280,8 @@ def test_a_command_that_cannot_be_decided_is_refused_and_others_go_on() -> None:
         now: datetime,
         ids: Ids,
         settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
     ) -> Step:
         first = commands[0].command if commands else None
         if (
@@ -311,6 +314,8 @@ def test_a_command_whose_decision_no_log_could_store_is_refused_and_others_go_on
         now: datetime,
         ids: Ids,
         settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
     ) -> Step:
         step = smallest_domain(world, live, commands, now, ids, settings)
         decision = step.decision
@@ -351,6 +356,8 @@ def test_a_removal_lets_the_audit_catch_up_but_not_for_ever(
         now: datetime,
         ids: Ids,
         settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
     ) -> Step:
         if "x" not in world.models:
             return smallest_domain(world, live, commands, now, ids, settings)
@@ -373,7 +380,7 @@ def test_a_removal_lets_the_audit_catch_up_but_not_for_ever(
 
 
 def test_a_decision_function_that_always_fails_turns_readiness_red() -> None:
-    def broken(*_: object) -> Step:
+    def broken(*_: object, **__: object) -> Step:
         raise ZeroDivisionError("bug")
 
     async def story() -> None:
@@ -505,6 +512,8 @@ def test_nothing_is_decided_before_the_own_election_was_applied() -> None:
         now: datetime,
         ids: Ids,
         settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
     ) -> Step:
         seen.append((world.head("leader.current").seq, len(world.models)))
         return smallest_domain(world, live, commands, now, ids, settings)
