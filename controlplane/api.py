@@ -92,6 +92,20 @@ KINDS: Final = (
         id_help="The model, or model and scope as `my-model/any`.",
     ),
     Kind(
+        path="jobs",
+        noun="job",
+        one=bodies.JobOne,
+        many=bodies.JobList,
+        id_help="The id of the job.",
+    ),
+    Kind(
+        path="files",
+        noun="file",
+        one=bodies.FileOne,
+        many=bodies.FileList,
+        id_help="The key of the file.",
+    ),
+    Kind(
         path="commands",
         noun="command",
         one=bodies.OutcomeOne,

@@ -11,8 +11,11 @@ from msgspec import Struct
 from schemas.activation import Activation
 from schemas.card import Card
 from schemas.commands import Outcome
+from schemas.file import File
+from schemas.job import FileSet, Job, MemoryEstimate
 from schemas.model import Model
 from schemas.node import Node, NodeState
+from schemas.placement import Candidate
 from schemas.replica import Replica
 
 
@@ -59,6 +62,14 @@ class ActivationView(Activation, frozen=True, kw_only=True):
 
 
 class OutcomeView(Outcome, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class JobView(Job, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class FileView(File, frozen=True, kw_only=True):
     event: StateEvent
 
 
@@ -122,6 +133,87 @@ class OutcomeOne(Struct, frozen=True, kw_only=True):
     applied_seq: int
 
 
+class JobList(Struct, frozen=True, kw_only=True):
+    data: tuple[JobView, ...]
+    applied_seq: int
+
+
+class JobOne(Struct, frozen=True, kw_only=True):
+    data: JobView
+    applied_seq: int
+
+
+class FileList(Struct, frozen=True, kw_only=True):
+    data: tuple[FileView, ...]
+    applied_seq: int
+
+
+class FileOne(Struct, frozen=True, kw_only=True):
+    data: FileView
+    applied_seq: int
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """A code for machines and a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+class RegistrySet(Struct, frozen=True, kw_only=True):
+    """A file set of a repository; `picked`: what would be taken."""
+
+    name: str
+    quant: str
+    shards: int
+    bytes: int
+    picked: bool = False
+
+
+class RegistryView(Struct, frozen=True, kw_only=True):
+    """A repository at one commit. `sentence` says what would be picked and why, or why nothing would."""
+
+    repo: str
+    commit: str
+    gated: str | None
+    private: bool
+    suggested_name: str
+    sets: tuple[RegistrySet, ...]
+    left_out: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+class RegistryOne(Struct, frozen=True, kw_only=True):
+    data: RegistryView
+
+
+class PlanView(Struct, frozen=True, kw_only=True):
+    """What `job.serve` would do, found out without a change. `problems` are why it would fail.
+
+    `explained` is the estimate in words; `places` are all candidates, best first, with their reasons.
+    `entry` is the catalog entry that would be added.
+    """
+
+    repo: str
+    commit: str
+    model: str
+    file_set: FileSet | None = None
+    fetched_bytes: int = 0
+    """Bytes of the set that the mirror has already."""
+    architecture: str = ""
+    context_length: int | None = None
+    estimate: MemoryEstimate | None = None
+    explained: str = ""
+    places: tuple[Candidate, ...] = ()
+    entry: dict[str, Any] = {}
+    problems: tuple[ErrorDetail, ...] = ()
+
+
+class PlanOne(Struct, frozen=True, kw_only=True):
+    data: PlanView
+    applied_seq: int
+
+
 class EventLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event as `GET /v1/events` tells it. `type` is `broken` for a message nobody can read as
     an event; `problem` says why that, or a part of it, could not be read.
@@ -151,13 +243,6 @@ class GapLine(Struct, frozen=True, kw_only=True):
     """Told when the history was replaced: the lines after it start from the state, not from where one was."""
 
     gap: str
-
-
-class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """A code for machines and a sentence for people."""
-
-    code: str
-    sentence: str
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
