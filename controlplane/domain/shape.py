@@ -1,6 +1,6 @@
 """Holds what a GGUF header says of a model that matters for loading it: its shape, per layer where that differs.
 
-Data only; ggufheader.py reads it off bytes, estimate.py computes with it.
+Data only; ggufshape.py tells it from a header, estimate.py computes with it.
 """
 
 from msgspec import Struct
@@ -15,7 +15,9 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     `kv_rank` above 0: attention is MLA and caches `kv_rank` + `rope_dims` values per token and layer.
     `recurrent` True: that layer keeps a state of `conv_state` + `ssm_state` values per sequence.
     `split_count` is what the file says of its own shards (1: a single file). `causal` False: an embedding
-    or reranking model without a generation cache.
+    or reranking model without a generation cache. `embeds` True: the file asks to be used for embeddings,
+    whether or not the engine keeps a cache for it. `indexer_length` above 0: each token and layer also
+    keeps a key of that many values for sparse attention.
     """
 
     architecture: str
@@ -40,6 +42,8 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     experts: int = 0
     experts_used: int = 0
     causal: bool = True
+    embeds: bool = False
+    indexer_length: int = 0
     split_count: int = 1
     quant: str = ""
     name: str = ""
