@@ -16,3 +16,5 @@ class FileProgress(Struct, frozen=True, kw_only=True):
     rate_bytes_s: float = 0.0
     what: str = "fetching"
     replica: str = ""
+    model: str = ""
+    """Of a node's fetch: what it is fetched for."""
