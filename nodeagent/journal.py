@@ -24,6 +24,9 @@ from schemas.replica import Replica, ReplicaEvent
 
 LOG = logging.getLogger(__name__)
 
+LATER_S = 5.0
+"""So long a change that nobody waits for may stay in memory alone."""
+
 _TABLE = """
 CREATE TABLE IF NOT EXISTS kept (
     kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (kind, key)
@@ -158,6 +161,7 @@ class Journal:
         self._pending: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._late: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, path: Path) -> tuple["Journal", Memory]:
@@ -207,6 +211,13 @@ class Journal:
         self._wake.set()
         return done
 
+    def later(self, *changes: Change) -> None:
+        """Queues changes nobody waits for: they are written with the next others, or after `LATER_S`."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((changes, done))
+        if self._late is None:
+            self._late = asyncio.get_running_loop().call_later(LATER_S, self._wake.set)
+
     async def run(self) -> None:
         """Writes until cancelled. An error of the disk ends it, and with it the agent."""
         while True:
@@ -221,6 +232,9 @@ class Journal:
 
     async def _flush(self) -> None:
         self._wake.clear()
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         taken, self._pending = self._pending, []
         if not taken:
             return
@@ -231,14 +245,8 @@ class Journal:
         puts = [(*where, _pack(body)) for where, body in latest.items() if body is not None]
         drops = [where for where, body in latest.items() if body is None]
         try:
-            # Each of these is a trip to sqlite's thread, and a start waits for them.
-            if puts:
-                await self._database.executemany("REPLACE INTO kept VALUES (?, ?, ?)", puts)
-            if drops:
-                await self._database.executemany(
-                    "DELETE FROM kept WHERE kind = ? AND key = ?", drops
-                )
-            await self._database.commit()
+            # One trip to sqlite's thread, not one a statement: a start waits for it.
+            await self._database._execute(_store, self._database._conn, puts, drops)
         except sqlite3.Error as error:
             fault = JournalFault(error)
             for _, done in taken:
@@ -259,6 +267,19 @@ class Journal:
 
 
 _pack = msgspec.json.Encoder().encode
+
+
+def _store(
+    connection: sqlite3.Connection,
+    puts: Sequence[tuple[str, str, bytes]],
+    drops: Sequence[tuple[str, str]],
+) -> None:
+    """One transaction; runs in the thread that owns the connection."""
+    if puts:
+        connection.executemany("REPLACE INTO kept VALUES (?, ?, ?)", puts)
+    if drops:
+        connection.executemany("DELETE FROM kept WHERE kind = ? AND key = ?", drops)
+    connection.commit()
 
 
 async def _read(database: aiosqlite.Connection) -> Memory:

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _REPORT_S = 10.0
 """How long a launcher may take to say that its engine runs; it takes some 30 ms."""
 
-_SPARE_AFTER_S = 3.0
+_SPARE_AFTER_S = 2.0
 """So long after a start the next launcher is made to wait."""
 
 _AFTER_KILL_S = 5.0
@@ -158,7 +158,9 @@ class Launcher:
             raise LaunchFault(f"cannot write to {launch.folder}: {error}") from error
         self._launches[replica] = launch
         spare, self._spare = self._spare, None
-        self._started_at = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._started_at = loop.time()
+        loop.call_later(_SPARE_AFTER_S, self._keep_a_spare)
         try:
             launch.spawn(start, spare, lambda: self._launcher_ended(launch))
         except (OSError, ValueError) as error:  # ValueError: a NUL in a secret's value
@@ -327,10 +329,13 @@ class Launcher:
 
     def _keep_a_spare(self) -> None:
         """Has a launcher wait for the next start. Not right after a start: the processor is that one's."""
+        if self._socket is None:  # closed meanwhile
+            return
         if self._spare is not None and not self._spare.alive():
             self._spare.end()
             self._spare = None
-        rested_s = asyncio.get_running_loop().time() - self._started_at
+        # The timer may be early by the clock's resolution.
+        rested_s = asyncio.get_running_loop().time() - self._started_at + 0.01
         if self._spare is None and rested_s >= _SPARE_AFTER_S:
             try:
                 self._spare = Spare(self._root, hurry=False)

@@ -118,7 +118,7 @@ class Loading:
                 if self._over():  # somebody else may answer on the port of an engine that is gone
                     return None
                 return Loaded(start=start, load_s=age_before_s + loop.time() - began)
-            if loop.time() - looked >= PROGRESS_LOOK_S or log_bytes < 0:
+            if loop.time() - looked >= PROGRESS_LOOK_S:
                 looked = loop.time()
                 grown = (await self._t.processes.read_log(self._name, None, 1)).next_offset
                 if grown != log_bytes:

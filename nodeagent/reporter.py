@@ -118,7 +118,12 @@ class Reporter:
             if seq is None:  # suspended meanwhile: the same entry comes again after registering
                 continue
             self._queue.popleft()
-            self._journal.write(Sent(n=entry.n))
+            if self._queue:
+                self._journal.write(Sent(n=entry.n))
+            else:
+                # What comes next is journalled behind it and before it is appended, so that never more
+                # than one stored entry is taken for unsent: the one that is found where it was put.
+                self._journal.later(Sent(n=entry.n))
             for listener in self._listeners:
                 listener(entry, seq)
             self._changed.set()

@@ -26,8 +26,9 @@ from schemas.replica import TERMINAL_PHASES, ReplicaReady
 
 LOG = logging.getLogger(__name__)
 
-MEASURE_AFTER_S: Final = 0.25
-"""So long after ready the engine's memory is read."""
+MEASURE_AFTER_S: Final = 2.0
+"""So long after ready the engine's memory is read: whoever waited for it is being answered until
+then, and a placement counts what the profile says meanwhile."""
 
 DRAIN_LOOK_S = 0.25
 

@@ -7,6 +7,7 @@ decisions are made on the World in memory.
 # ruff: noqa: S608 - the only names put into SQL text are the table names of this package
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ TOMBSTONE_TTL_S = 7 * 86_400
 """A checkpoint not caught up for longer may have missed endings: everything is read anew."""
 OUTCOMES_KEPT_S = 7 * 86_400
 RETRY_S = 1.0
+REST_S = 0.1
+"""Between two commits, unless somebody waits: reads that ask for no position may be older by this."""
 HOUSEKEEPING_S = 3600.0
 
 
@@ -90,6 +93,7 @@ class ReadModel:
         self._expected: tuple[int, str] | None = None
         self._mark: Checkpoint | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._wanted = asyncio.Event()
         self._housekept_at = monotonic()
         self.position = 0
         self.synced = False
@@ -169,9 +173,24 @@ class ReadModel:
             follower = self._events.follow([self._filter])
         try:
             while self.stopped is None:
-                await self._take(await follower.next())
+                batch = await follower.next()
+                await self._take(batch)
+                if batch.connected and batch.synced:
+                    await self._rest()
         finally:
             await follower.close()
+
+    async def _rest(self) -> None:
+        """Lets events gather for one commit, while nobody waits for them.
+
+        A commit costs more than what it holds, and just when a model is loaded there would be many.
+        """
+        if self._waiters:
+            return
+        self._wanted.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                await self._wanted.wait()
 
     async def _identity_of_log(self) -> StreamIdentity:
         while True:
@@ -291,6 +310,7 @@ class ReadModel:
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((seq, future))
+        self._wanted.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await future

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,9 +15,9 @@ import pytest
 
 from controlplane.domain.world import World
 from controlplane.projections import readmodel
-from controlplane.projections.database import Database
+from controlplane.projections.database import Checkpoint, Database
 from controlplane.projections.readmodel import Entry, NotSynced, ReadModel
-from controlplane.projections.tables import LIVE
+from controlplane.projections.tables import LIVE, Statement
 from events.ids import utc_now
 from events.log import Draft, Recorded
 from events.memory import MemoryLog
@@ -252,6 +252,36 @@ def test_rows_and_position_come_from_one_snapshot(tmp_path: Path) -> None:
                 (entry,), position = await model.entries("model")
                 assert entry.seq == position
             await writing
+
+    run(story())
+
+
+def test_events_gather_for_one_commit_unless_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readmodel, "REST_S", 30.0)
+    commits: list[int] = []
+    commit = Database.commit
+
+    async def counted(
+        self: Database, statements: Sequence[Statement], checkpoint: Checkpoint
+    ) -> None:
+        commits.append(len(statements))
+        await commit(self, statements, checkpoint)
+
+    monkeypatch.setattr(Database, "commit", counted)
+
+    async def story() -> None:
+        log = MemoryLog(MemoryBroker())
+        await fill(log, 1)
+        async with opened(log, tmp_path / "projection.sqlite") as model:
+            last = 0
+            for n in range(20):
+                last = await change(log, f"m{n:05d}")
+            # Nobody waits yet; the first who does is not kept for the half minute.
+            assert await model.reached(last, 5)
+            assert sum(commits) == 20
+            assert len(commits) <= 3
 
     run(story())
 

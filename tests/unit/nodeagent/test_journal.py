@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from nodeagent import journal as kept
 from nodeagent.domain.ports import PortBook
 from nodeagent.journal import (
     DropEnded,
@@ -25,7 +26,7 @@ from schemas.card import Card, CardMeasured
 from schemas.plan import Plan
 from schemas.replica import ReplicaReady
 from tests.support.agent_yard import a_held, a_launch, a_stop, an_item
-from tests.support.aio import run
+from tests.support.aio import run, until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CARD = Card(node="n1", id="cpu", kind="cpu", memory_bytes=10, rev=3)
@@ -161,5 +162,44 @@ def test_req_x5_a_file_that_cannot_be_opened_now_is_not_put_aside(tmp_path):
             await Journal.open(path)
         assert path.is_dir()
         assert [p.name for p in tmp_path.iterdir()] == ["journal.sqlite"]
+
+    run(story())
+
+
+async def unsent(path):
+    """What a start would find now."""
+    found, memory = await Journal.open(path)
+    await found.close()
+    return [e.n for e in memory.unsent]
+
+
+def test_what_nobody_waits_for_is_written_with_the_next_change_in_order(tmp_path):
+    """An event counts as sent no later than anything journalled after it was."""
+
+    async def story():
+        async with opened(tmp_path / "j") as (journal, _):
+            await journal.write(Queue(entry=entry(1)))
+            journal.later(Sent(n=1))
+            assert await unsent(tmp_path / "j") == [1]
+            await journal.write(Queue(entry=entry(2)))
+            assert await unsent(tmp_path / "j") == [2]
+            journal.later(Sent(n=2))
+        assert await unsent(tmp_path / "j") == []
+
+    run(story())
+
+
+def test_what_nobody_waits_for_is_written_after_a_while_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "LATER_S", 0.01)
+
+    async def story():
+        async with opened(tmp_path / "j") as (journal, _):
+            await journal.write(Queue(entry=entry(1)))
+            journal.later(Sent(n=1))
+
+            async def gone():
+                return await unsent(tmp_path / "j") == []
+
+            await until(gone, "the mark of a sent event")
 
     run(story())

@@ -11,7 +11,7 @@ from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
 from events.retry import ServerError
 from events.subjects import event_subject
-from nodeagent.journal import Entry, Journal
+from nodeagent.journal import Entry, Journal, Queue
 from nodeagent.ownlog import read_own, read_subjects
 from nodeagent.reporter import Deposed, Reporter
 from schemas.card import Card, CardMeasured
@@ -42,6 +42,7 @@ class Desk:
 
     def __init__(self, broker: MemoryBroker, journal: Journal) -> None:
         self.broker = broker
+        self.journal = journal
         self.log = MemoryLog(broker, source="/agent/n1")
         self.reporter = Reporter(
             self.log, journal, node="n1", actor="agent-n1", retry_s=0.01, full_retry_s=0.01
@@ -123,6 +124,33 @@ def test_log_01_an_event_stored_by_an_agent_that_was_killed_then_is_not_stored_t
             items = await made.read()
             assert [(i.state.pid, i.rev, i.epoch) for i in items] == [(1, 1, 7), (2, 2, 8)]
             assert made.stored == [(1, 1), (1, 1), (2, 2)]
+
+    run(story())
+
+
+def test_log_01_only_the_last_stored_event_may_still_count_as_unsent(tmp_path):
+    """Its mark may be late, for it is found where it was put; all before it must be marked."""
+
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            journal = made.journal
+            both = [(n, journal.write(Queue(entry=entry(n)))) for n in (1, 2)]
+            for n, durable in both:
+                made.reporter.put(entry(n), durable)
+            await made.reporter.drained()
+            await journal.write()
+            found, memory = await Journal.open(tmp_path / "j")
+            await found.close()
+            assert memory.unsent == []
+            made.reporter.put(entry(3), journal.write(Queue(entry=entry(3))))
+            await made.reporter.drained()
+            found, memory = await Journal.open(tmp_path / "j")
+            await found.close()
+            assert [e.n for e in memory.unsent] == [3]
+            await journal.write(Queue(entry=entry(4)))
+            found, memory = await Journal.open(tmp_path / "j")
+            await found.close()
+            assert [e.n for e in memory.unsent] == [4]
 
     run(story())
 
