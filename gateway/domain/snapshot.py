@@ -55,7 +55,8 @@ def take(table: Table, *, stream_id: str, stream_created: str) -> Snapshot:
 def restore(snapshot: Snapshot) -> Table:
     """The table the snapshot was taken of (but for what it had counted as broken or unknown)."""
     table = Table(position=snapshot.position)
-    for entry in snapshot.models:
+    # As the log told them: an alias that two entries name belongs to the later one.
+    for entry in sorted(snapshot.models, key=lambda e: e.seq):
         table.put_model(entry)
     for model, scope, activation in snapshot.activations:
         table.activations[model, scope] = activation
