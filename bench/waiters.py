@@ -1,8 +1,13 @@
 """Measures a gateway that wakes a thousand waiting requests at one `replica.ready`.
 
-Prints, as the median of `--rounds` rounds with spread: from the event applied to all waiters woken, and to all of their
-requests written to the engine. The gateway runs here on the log in memory; engine and clients are processes of
-their own, and every request opens a connection of its own to the engine, which had none before.
+Prints, as the median of `--rounds` rounds with spread: from the moment the event is applied until every waiting task
+has gone on with the replica that was chosen and counted for it (woken), and until the last of their requests, head
+and body, was handed to the kernel on a connection of its own to the engine, which had none before (written). Beside
+it, in alternating rounds against another engine of the same kind, the floor: a thousand bare tasks of the same loop
+that wait for one future each, and then connect and write the same bytes; none of the gateway's code.
+
+The gateway runs here on the log in memory; engine and clients are processes of their own. Times are those of
+the monotonic clock as each step happens. The scripted engine gives each connection a thread.
 
     python bench/waiters.py [--rounds 5] [--waiters 1000]
 
@@ -12,9 +17,12 @@ Not a test: it asserts nothing.
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -48,8 +56,16 @@ async def clients(port: int, count: int) -> None:
     sys.stdout.write(f"{sum(b' 200 ' in a for a in answers)}\n")
 
 
-async def round_of(count: int) -> tuple[float, float]:
-    """Milliseconds from the waking event applied to (all woken, all written to the engine)."""
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Milliseconds until all were woken, and until all were written."""
+
+    woken: float
+    written: float
+
+
+async def round_of(count: int) -> Round:
+    """From the waking event applied."""
     with tempfile.TemporaryDirectory() as folder, scripted(tokens=1) as endpoint:
         async with memory_yard(Path(folder)) as yard:
             await yard.model()
@@ -70,7 +86,7 @@ async def round_of(count: int) -> tuple[float, float]:
             apply = gateway.gateway.apply
 
             def noted(*given: object, **more: object) -> None:
-                applied.append(asyncio.get_running_loop().time())
+                applied.append(time.monotonic())
                 apply(*given, **more)  # type: ignore[arg-type]
 
             gateway.gateway.apply = noted  # type: ignore[method-assign]
@@ -81,19 +97,77 @@ async def round_of(count: int) -> tuple[float, float]:
             marks = [t.marks for t in gateway.timelines._by_model["m"]]
             woken = max(m["woken"] for m in marks)
             written = max(m["written_to_engine"] for m in marks)
-            return (woken - applied[0]) * 1000, (written - applied[0]) * 1000
+            return Round(woken=(woken - applied[0]) * 1000, written=(written - applied[0]) * 1000)
+
+
+class Answered(asyncio.Protocol):
+    """The bare peer's end of a connection: the first bytes of an answer are all it wants."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.answered.done():
+            self.answered.set_result(data)
+
+
+async def bare_round_of(count: int) -> Round:
+    """The same with bare tasks, from the moment the first future is set."""
+    loop = asyncio.get_running_loop()
+    # Woken alone: going on to connect would be counted with it.
+    futures = [loop.create_future() for _ in range(count)]
+    woken: list[float] = []
+    written: list[float] = []
+
+    async def wake(future: "asyncio.Future[None]") -> None:
+        await future
+        woken.append(time.monotonic())
+
+    with scripted(tokens=1) as endpoint:
+        port = int(endpoint.rpartition(":")[2])
+
+        async def write(future: "asyncio.Future[None]") -> None:
+            await future
+            transport, protocol = await loop.create_connection(Answered, "127.0.0.1", port)
+            transport.write(REQUEST)
+            written.append(time.monotonic())
+            try:
+                await protocol.answered
+            finally:
+                transport.abort()
+
+        took: list[float] = []
+        for step, marks in ((wake, woken), (write, written)):
+            futures = [loop.create_future() for _ in range(count)]
+            tasks = [loop.create_task(step(future)) for future in futures]
+            await asyncio.sleep(0.2)
+            begun = time.monotonic()
+            for future in futures:
+                future.set_result(None)
+            await asyncio.gather(*tasks)
+            took.append((max(marks) - begun) * 1000)
+        return Round(woken=took[0], written=took[1])
+
+
+def row(name: str, values: list[float], target: str = "") -> str:
+    said = f"   target {target} ms" if target else ""
+    return (
+        f"{name:52} median {statistics.median(values):6.1f} ms"
+        f"   ({min(values):.1f}-{max(values):.1f}){said}"
+    )
 
 
 async def main(rounds: int, count: int) -> None:
-    found = [await round_of(count) for _ in range(rounds)]
-    for name, values, target in (
-        ("all woken", [w for w, _ in found], "10"),
-        ("all written to the engine", [w for _, w in found], "100"),
-    ):
-        print(
-            f"{count} waiters, ready applied -> {name:26} median {statistics.median(values):6.1f} ms"
-            f"   ({min(values):.1f}-{max(values):.1f})   target {target} ms"
-        )
+    ours: list[Round] = []
+    bare: list[Round] = []
+    for _ in range(rounds):
+        ours.append(await round_of(count))
+        bare.append(await bare_round_of(count))
+    print(f"{count} waiters, load {os.getloadavg()[0]:.1f}")
+    print(row("ready applied -> all woken", [r.woken for r in ours], "10"))
+    print(row("    bare tasks, woken by futures", [r.woken for r in bare]))
+    print(row("ready applied -> all written to the engine", [r.written for r in ours], "100"))
+    print(row("    bare tasks, woken, connecting and writing", [r.written for r in bare]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Nothing else in this package asks the time, so tests can give another one.
 """
 
-import asyncio
+import time
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -23,16 +23,16 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The running loop's clock; must be made inside the loop."""
+    """The clock behind the running loop's own.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    `loop.time()` would do, but uvloop's stands still while callbacks run and counts milliseconds.
+    """
 
     def now_s(self) -> float:
-        return self._loop.time()
+        return time.monotonic()
 
     def now(self) -> datetime:
         return datetime.now(UTC)
 
     def wall_ms(self, at_s: float) -> float:
-        return (self.now().timestamp() - (self._loop.time() - at_s)) * 1000
+        return (self.now().timestamp() - (time.monotonic() - at_s)) * 1000

@@ -16,12 +16,13 @@ from gateway.domain.http_rules import engine_request_headers
 from gateway.domain.model_rewrite import model_spans
 from gateway.domain.request_fields import FieldsProblem, read_fields
 from gateway.domain.routing import Loss, after_loss
-from gateway.gateway import Gateway, Run
+from gateway.gateway import Asked, Gateway, Run
 from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.client import EngineClient
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
-from gateway.http.messages import Request, Responder
+from gateway.http.messages import JSON_TYPE, Request, Responder
+from gateway.http.outgoing import Outgoing
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
@@ -35,17 +36,54 @@ EngineKey = Callable[[Replica], str | None]
 
 @dataclass(slots=True)
 class Served:
-    """How a request ended, for the access log and the counters."""
+    """How a request ended, for the access log and the counters.
+
+    `to_count_s`: a wait that is in `waited_s` and not in the counters yet.
+    """
 
     status: int = 0
     code: str = "ok"
     model: str = ""
     replica: str = ""
     waited_s: float = 0.0
+    to_count_s: float | None = None
     moves: int = 0
     sent_bytes: int = 0
     complete: bool = True
     why: str = ""
+
+
+class Sending:
+    """A request on its way to engines: what goes out is made once, however often it is sent.
+
+    `name` is the model's name or alias as the client gave it.
+    """
+
+    __slots__ = ("_made", "_made_for", "name", "path", "request")
+
+    def __init__(self, request: Request, path: str, name: str) -> None:
+        self.request = request
+        self.path = path
+        self.name = name
+        self._made: Outgoing | None = None
+        self._made_for = ""
+
+    async def outgoing(self, model: str) -> Outgoing:
+        """What an engine of `model` is sent, but for its key; an alias becomes the catalog's name."""
+        if self._made is None or self._made_for != model:
+            request = self.request
+            body: BodySource = request.body
+            if self.name != model:
+                spans = model_spans(await request.body.read_all())
+                body = PatchedBody(request.body, spans, msgspec.json.encode(model))
+            query = request.query.decode("latin-1")
+            target = f"{self.path}?{query}" if query else self.path
+            # The body is JSON whatever its label said.
+            kept = [h for h in request.headers.items if h[0] != b"content-type"]
+            headers = engine_request_headers(kept, extra=(JSON_TYPE,))
+            self._made = Outgoing("POST", target, headers, body)
+            self._made_for = model
+        return self._made
 
 
 class _Lost(Exception):
@@ -98,6 +136,7 @@ class Inference:
         deadline_s: float | None = None
         unplanned = planned = 0
         accepted = False
+        sending = Sending(request, path, fields.model)
         while True:  # 2
             decision = gateway.admit(fields.model, path, accepted=accepted)
             accepted = True
@@ -109,34 +148,41 @@ class Inference:
                     self._name(timeline, served, model)
                     if deadline_s is None:
                         deadline_s = gateway.clock.now_s() + gateway.wait_s
-                    refused = await self._wait(
-                        model, scope, deadline_s, request.body.size, timeline, served
+                    exchange = self._exchange(timeline)
+                    outcome = await self._wait(
+                        model, scope, deadline_s, sending, exchange, timeline, served
                     )
-                    if refused is not None:
-                        await reply(respond, refused, served)
+                    if outcome is None:
+                        continue
+                    if isinstance(outcome, Answer):
+                        await reply(respond, outcome, served)
                         return
+                    run = outcome
                 case Route(model=model):
                     self._name(timeline, served, model)
-                    alias = fields.model if fields.model != model.name else None
-                    try:
-                        await self._run(decision, path, request, alias, respond, timeline, served)
-                    except _Lost as lost:
-                        verdict = after_loss(
-                            lost.loss, unplanned_before=unplanned, planned_before=planned
-                        )
-                        self._metrics.rerouted.labels(lost.loss).inc()
-                        if verdict == "engine_error":
-                            await reply(respond, _engine_error(model, lost), served)
-                            return
-                        served.moves += 1
-                        if lost.loss == "stopped":
-                            planned += 1
-                        else:
-                            unplanned += 1
-                        # It had its place; waiting for another replica is a wait of its own.
-                        deadline_s = None
-                    else:
-                        return
+                    exchange = self._exchange(timeline)
+                    run = gateway.start(decision, exchange.abort)
+            try:
+                await self._run(run, exchange, sending, respond, timeline, served)
+            except _Lost as lost:
+                verdict = after_loss(lost.loss, unplanned_before=unplanned, planned_before=planned)
+                self._metrics.rerouted.labels(lost.loss).inc()
+                if verdict == "engine_error":
+                    await reply(respond, _engine_error(run.model, lost), served)
+                    return
+                served.moves += 1
+                if lost.loss == "stopped":
+                    planned += 1
+                else:
+                    unplanned += 1
+                # It had its place; waiting for another replica is a wait of its own.
+                deadline_s = None
+            else:
+                return
+
+    def _exchange(self, timeline: Timeline) -> Exchange:
+        clock = self._gateway.clock
+        return self._new_exchange(lambda: timeline.mark("written_to_engine", clock.now_s()))
 
     def _name(self, timeline: Timeline, served: Served, model: Model) -> None:
         if not served.model:
@@ -148,11 +194,15 @@ class Inference:
         model: Model,
         scope: str,
         deadline_s: float,
-        size_bytes: int,
+        sending: Sending,
+        exchange: Exchange,
         timeline: Timeline,
         served: Served,
-    ) -> Answer | None:
-        """Waits in the room; None: look again. Whatever ends the wait, the place is given back."""
+    ) -> Run | Answer | None:
+        """Waits in the room; None: look again. Whatever ends the wait, the place is given back.
+
+        All that a request needs before it goes out is done here, while there is time.
+        """
         gateway = self._gateway
         clock = gateway.clock
         joined_s = clock.now_s()
@@ -160,28 +210,44 @@ class Inference:
         ticket = gateway.join(
             model,
             scope,
-            size_bytes=size_bytes,
+            size_bytes=sending.request.body.size,
             deadline_s=deadline_s,
+            asked=Asked(name=sending.name, path=sending.path, abort=exchange.abort),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )
         if isinstance(ticket, Answer):
             return ticket
         try:
-            refused = await ticket.outcome
-        finally:
+            await sending.outgoing(model.name)
+            outcome = await ticket.outcome
+        except BaseException:
             gateway.leave(ticket)
-            waited_s = clock.now_s() - joined_s
-            served.waited_s += waited_s
-            self._metrics.waited.labels(model.name).observe(waited_s)
-        timeline.mark("woken", clock.now_s())
-        return refused
+            self._waited(served, model.name, clock.now_s() - joined_s)
+            raise
+        woken_s = clock.now_s()
+        timeline.mark("woken", woken_s)
+        if isinstance(outcome, Run):
+            # Counted once it went out: of a thousand woken together each would wait for all others.
+            served.waited_s += woken_s - joined_s
+            served.to_count_s = woken_s - joined_s
+        else:
+            self._waited(served, model.name, woken_s - joined_s)
+        return outcome
+
+    def _waited(self, served: Served, model: str, seconds: float) -> None:
+        served.waited_s += seconds
+        self._metrics.waited_for(model, seconds)
+
+    def _count_wait(self, served: Served, model: str) -> None:
+        if served.to_count_s is not None:
+            self._metrics.waited_for(model, served.to_count_s)
+            served.to_count_s = None
 
     async def _run(
         self,
-        route: Route,
-        path: str,
-        request: Request,
-        alias: str | None,
+        run: Run,
+        exchange: Exchange,
+        sending: Sending,
         respond: Responder,
         timeline: Timeline,
         served: Served,
@@ -189,26 +255,19 @@ class Inference:
         """Runs the request at a replica. Raises _Lost when that went away before the first byte."""
         gateway = self._gateway
         clock = gateway.clock
-        exchange = self._new_exchange(lambda: timeline.mark("written_to_engine", clock.now_s()))
-        run = gateway.start(route, exchange.abort)
         replica = run.replica
         served.replica = replica.id
-        assert replica.endpoint is not None, "routable replicas have an endpoint"
-        body: BodySource = request.body
-        target = path if not request.query else f"{path}?{request.query.decode('latin-1')}"
         used = False
         try:
-            if alias is not None:
-                spans = model_spans(await request.body.read_all())
-                body = PatchedBody(request.body, spans, msgspec.json.encode(route.model.name))
-            response = await self._client.request(
+            assert replica.endpoint is not None, "routable replicas have an endpoint"
+            key = self._engine_key(replica)
+            response = await self._client.send(
                 replica.endpoint,
-                "POST",
-                target,
-                _engine_headers(request, self._engine_key(replica)),
-                body,
+                await sending.outgoing(run.model),
+                key=None if key is None else key.encode("ascii"),
                 exchange=exchange,
             )
+            self._count_wait(served, run.model)
             if response.status == 401:
                 # Whoever has that port now does not know this launch's key.
                 response.abort()
@@ -218,13 +277,13 @@ class Inference:
                 nonlocal used
                 used = run.has_byte = True
                 # From here on it can go nowhere else, so nobody will send the body again.
-                request.body.release()
+                sending.request.body.release()
                 timeline.mark("first_byte", clock.now_s())
 
             relayed = await respond.relay(
                 response,
                 headers=(_waited(served),),
-                model=alias,
+                model=sending.name if sending.name != run.model else None,
                 before_first_byte=first_byte,
             )
         except ConnectFailed as error:
@@ -235,6 +294,7 @@ class Inference:
             raise self._lost(run, lost.loss, str(lost)) from None
         finally:
             gateway.finish(run, used=used)
+            self._count_wait(served, run.model)
         served.status = relayed.status
         served.sent_bytes = relayed.sent_bytes
         served.complete = relayed.complete
@@ -243,14 +303,12 @@ class Inference:
             served.code = "engine_error"
         elif relayed.status >= 400:
             served.code = "engine_status"
-        if relayed.first_byte_at is not None:
-            timeline.mark("first_byte", relayed.first_byte_at)
         if relayed.last_byte_at is not None:
-            timeline.mark("last_byte", relayed.last_byte_at)
+            timeline.mark("last_byte", clock.now_s())
         written_s = timeline.marks.get("written_to_engine")
         first_s = timeline.marks.get("first_byte")
         if written_s is not None and first_s is not None:
-            self._metrics.answered_first(route.model.name, first_s - written_s)
+            self._metrics.answered_first(run.model, first_s - written_s)
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""
@@ -296,21 +354,13 @@ def media_type_problem(request: Request) -> Answer | None:
     return None
 
 
-def _engine_headers(request: Request, key: str | None) -> list[tuple[bytes, bytes]]:
-    """The client's headers as an engine may see them; the body is JSON whatever its label said."""
-    kept = [h for h in request.headers.items if h[0] != b"content-type"]
-    return engine_request_headers(
-        kept, engine_key=key, extra=((b"content-type", b"application/json"),)
-    )
-
-
 def _waited(served: Served) -> tuple[bytes, bytes]:
     """How long the request waited for its model; 0 for one that found it ready."""
     return b"x-yard-waited-ms", b"%d" % round(served.waited_s * 1000)
 
 
-def _engine_error(model: Model, lost: _Lost) -> Answer:
+def _engine_error(model: str, lost: _Lost) -> Answer:
     return answer(
         "engine_error",
-        f"The model {model.name!r} lost its engine before it answered, twice: {lost}.",
+        f"The model {model!r} lost its engine before it answered, twice: {lost}.",
     )

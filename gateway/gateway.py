@@ -65,16 +65,27 @@ class Run:
     lost: Loss | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a waiting request will ask of an engine; `abort` as in Run."""
+
+    name: str
+    path: str
+    abort: Callable[[str], None]
+
+
 @dataclass(slots=True)
 class Ticket:
-    """A place in the waiting room: `outcome` becomes None (look again) or the answer, exactly once.
+    """A place in the waiting room. `outcome` comes exactly once: the run that was begun for it, the answer,
+    or None (look again).
 
     `on_asked` is called when a wish for its model goes out while it waits.
     """
 
     waiter: Waiter
+    asked: Asked | None
     on_asked: Callable[[], None]
-    outcome: "asyncio.Future[Answer | None]" = field(repr=False)
+    outcome: "asyncio.Future[Run | Answer | None]" = field(repr=False)
 
 
 class Gateway:
@@ -157,9 +168,13 @@ class Gateway:
         *,
         size_bytes: int,
         deadline_s: float,
+        asked: Asked | None = None,
         on_asked: Callable[[], None] = lambda: None,
     ) -> Ticket | Answer:
-        """Admits a request to the waiting room and sees to it that the model is asked for."""
+        """Admits a request to the waiting room and sees to it that the model is asked for.
+
+        With `asked` its run is begun the moment there is a replica; without, it only hears of it.
+        """
         table = self.table
         assert table is not None, "without a table there is no model to wait for"
         key = (model.name, scope)
@@ -176,6 +191,7 @@ class Gateway:
             case Joined(waiter=waiter, first=first):
                 ticket = Ticket(
                     waiter=waiter,
+                    asked=asked,
                     on_asked=on_asked,
                     outcome=asyncio.get_running_loop().create_future(),
                 )
@@ -193,8 +209,13 @@ class Gateway:
                 ticket.on_asked()
 
     def leave(self, ticket: Ticket) -> None:
-        """The client is gone, or the wait ended; safe to call after the outcome. The load goes on."""
+        """The client is gone; safe to call after an outcome it never saw. The load goes on."""
         self._tickets.pop(ticket.waiter.ticket, None)
+        outcome = ticket.outcome
+        if outcome.done() and not outcome.cancelled():
+            run = outcome.result()
+            if isinstance(run, Run):
+                self.finish(run, used=False)
         if self.room.leave(ticket.waiter.ticket):
             self._arm_deadline()
             self._after_leaving(ticket.waiter.key)
@@ -290,7 +311,7 @@ class Gateway:
             return
         match settle(table, key[0], self.standing(), self.clock.now(), scope=key[1]):
             case Release():
-                self._resolve(key, self.room.release(key), None)
+                self._release(key)
             case Refuse(answer=reply, decided_at=seq):
                 told = (
                     self.room.release(key) if seq is None else self.room.refuse(key, decided_at=seq)
@@ -300,6 +321,31 @@ class Gateway:
                 pass
         # Also when nobody is left: the wish that was open is decided or not needed any more.
         self.on_demand(key)
+
+    def _release(self, key: Key) -> None:
+        """Begins a run for everybody who waits for `key`, in order of arrival.
+
+        Each is admitted as if it came now; those that ask the same hear the same.
+        """
+        waiters = self.room.release(key)
+        found: dict[tuple[str, str], Route | Wait | Answer] = {}
+        for waiter in waiters:
+            ticket = self._tickets.pop(waiter.ticket, None)
+            if ticket is None or ticket.outcome.done():
+                continue
+            asked = ticket.asked
+            outcome: Run | Answer | None = None
+            if asked is not None:
+                wanted = (asked.name, asked.path)
+                decision = found.get(wanted)
+                if decision is None:
+                    decision = found[wanted] = self.admit(asked.name, asked.path, accepted=True)
+                if isinstance(decision, Route):
+                    outcome = self.start(decision, asked.abort)
+                elif isinstance(decision, Answer):
+                    outcome = decision
+            ticket.outcome.set_result(outcome)
+        self._after_resolving(key, waiters)
 
     def _failed(self, replica: Replica, seq: int) -> None:
         """A start failed. The refusal of it usually follows in milliseconds; do not sit out more."""
@@ -386,12 +432,15 @@ class Gateway:
             loop = asyncio.get_running_loop()
             self._deadline_timer = loop.call_at(due_s, self._expire)
 
-    def _resolve(self, key: Key, waiters: tuple[Waiter, ...], reply: Answer | None) -> None:
+    def _resolve(self, key: Key, waiters: tuple[Waiter, ...], reply: Answer) -> None:
         """Gives those just taken out of the room their one outcome."""
         for waiter in waiters:
             ticket = self._tickets.pop(waiter.ticket, None)
             if ticket is not None and not ticket.outcome.done():
                 ticket.outcome.set_result(reply)
+        self._after_resolving(key, waiters)
+
+    def _after_resolving(self, key: Key, waiters: tuple[Waiter, ...]) -> None:
         if waiters:
             self._arm_deadline()
             self._after_leaving(key)

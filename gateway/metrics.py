@@ -37,6 +37,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._of_request: dict[tuple[str, str], Counter] = {}
         self._of_first_byte: dict[str, Histogram] = {}
+        self._of_wait: dict[str, Histogram] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
@@ -88,6 +89,13 @@ class Metrics:
         if child is None:
             child = self._of_request[model, code] = self.requests.labels(model, code)
         child.inc()
+
+    def waited_for(self, model: str, seconds: float) -> None:
+        """A request waited so long for the model."""
+        child = self._of_wait.get(model)
+        if child is None:
+            child = self._of_wait[model] = self.waited.labels(model)
+        child.observe(seconds)
 
     def answered_first(self, model: str, seconds: float) -> None:
         """An engine's first byte came so long after the request was written to it."""

@@ -5,6 +5,7 @@ replica on every run.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
@@ -43,6 +44,7 @@ def _load(replica: Replica, inflight: Mapping[str, int]) -> float:
     return (inflight.get(replica.id, 0) + 1) / max(replica.weight, 1)
 
 
+@lru_cache(maxsize=4096)
 def _rendezvous(key: str, replica_id: str) -> bytes:
     """Highest random weight, as bytes; each gateway prefers another replica among equals."""
     return blake2b(replica_id.encode(), key=key.encode()[:64], digest_size=8).digest()

@@ -4,12 +4,7 @@ It retries in exactly one case, which no engine can notice: a kept connection tu
 already. Everything else is raised; where a request goes next is the routing's decision.
 """
 
-import asyncio
-import re
 import ssl
-from collections import deque
-from typing import Final
-from urllib.parse import urlsplit
 
 from gateway.domain.http_rules import HeaderList
 from gateway.http.bodies import BodySource
@@ -18,11 +13,8 @@ from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
-
-_TARGET: Final = re.compile(r"/[!-~]*")
-
-INLINE_BODY: Final = 256 * 1024
-"""A body up to this goes out with its head in one write."""
+from gateway.http.outgoing import Outgoing
+from gateway.http.pool import Pool
 
 
 class EngineClient:
@@ -36,7 +28,7 @@ class EngineClient:
     ) -> None:
         self._limits = limits or ClientLimits()
         self._ssl = ssl_context
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, Pool] = {}
         self._closed = False
 
     async def request(
@@ -49,20 +41,32 @@ class EngineClient:
         *,
         exchange: Exchange | None = None,
     ) -> EngineResponse:
+        """Like `send`; `headers` are those to send besides Host and framing."""
+        return await self.send(endpoint, Outgoing(method, target, headers, body), exchange=exchange)
+
+    async def send(
+        self,
+        endpoint: str,
+        outgoing: Outgoing,
+        *,
+        key: bytes | None = None,
+        exchange: Exchange | None = None,
+    ) -> EngineResponse:
         """The engine's answer once its head is complete; the body is the caller's to consume.
 
-        `endpoint` is a base URL, `target` path and query, `headers` those to send besides Host and
-        framing. Cancelling it closes the connection. Raises ConnectFailed; EngineGone with
-        before_first_byte; BadEngineAnswer; RequestError when the client's own body breaks while it
-        is passed on.
+        `endpoint` is a base URL, `key` the bearer token its engine asks for. Cancelling it closes the
+        connection. Raises ConnectFailed; EngineGone with before_first_byte; BadEngineAnswer;
+        RequestError when the client's own body breaks while it is passed on.
         """
         exchange = exchange or Exchange()
-        pool = self._pool(endpoint)
-        head, inline, source = _render(pool.host_header, method, target, headers, body)
+        pool = self._pools.get(endpoint) or self._pool(endpoint)
         connection = pool.take()
         if connection is not None:
+            if exchange.aborted is not None:
+                connection.close()
+                raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
             try:
-                return await self._exchange(connection, exchange, method, head, inline, source)
+                return await self._exchange(connection, exchange, outgoing, pool.host, key)
             except EngineGone as gone:
                 written = exchange.written_at
                 if (
@@ -75,7 +79,7 @@ class EngineClient:
             # It was closed before it saw the request; its pool mates are as old.
             pool.drop_older_than(connection.free_since)
         connection = await pool.connect(exchange)
-        return await self._exchange(connection, exchange, method, head, inline, source)
+        return await self._exchange(connection, exchange, outgoing, pool.host, key)
 
     def forget(self, endpoint: str) -> None:
         """Closes the idle connections of an endpoint that is gone."""
@@ -100,25 +104,25 @@ class EngineClient:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _pool(self, endpoint: str) -> "_Pool":
-        pool = self._pools.get(endpoint)
-        if pool is None:
-            if self._closed:
-                raise ConnectFailed("this gateway is closing")
-            pool = self._pools[endpoint] = _Pool(endpoint, self._limits, self._ssl)
+    def _pool(self, endpoint: str) -> Pool:
+        if self._closed:
+            raise ConnectFailed("this gateway is closing")
+        pool = self._pools[endpoint] = Pool(endpoint, self._limits, self._ssl)
         return pool
 
     async def _exchange(
         self,
         connection: EngineConnection,
         exchange: Exchange,
-        method: str,
-        head: bytes,
-        inline: bytes,
-        source: BodySource | None,
+        outgoing: Outgoing,
+        host: bytes,
+        key: bytes | None,
     ) -> EngineResponse:
+        source = outgoing.source
         try:
-            answer = connection.start(exchange, method, head + inline, whole=source is None)
+            answer = connection.start(
+                exchange, outgoing.method, outgoing.block(host, key), whole=source is None
+            )
             if source is not None:
                 await _send_body(connection, source)
             return await answer
@@ -143,159 +147,3 @@ async def _send_body(connection: EngineConnection, source: BodySource) -> None:
         connection.sent()
     finally:
         await blocks.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _render(
-    host: bytes,
-    method: str,
-    target: str,
-    headers: HeaderList,
-    body: bytes | BodySource | None,
-) -> tuple[bytes, bytes, BodySource | None]:
-    """The head, a body small enough to go with it, and the source of any other body.
-
-    Raises ValueError for a target or header that would split the head.
-    """
-    if _TARGET.fullmatch(target) is None:
-        raise ValueError(f"not a request target: {target!r}")
-    lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target.encode("ascii")), host]
-    lines.extend([b"%b: %b" % header for header in headers])
-    inline = b""
-    source: BodySource | None = None
-    if isinstance(body, bytes):
-        inline = body
-    elif body is not None:
-        whole = body.in_memory()
-        if whole is not None and len(whole) <= INLINE_BODY:
-            inline = whole
-        else:
-            source = body
-    if source is not None and source.length is None:
-        lines.append(b"transfer-encoding: chunked")
-    elif source is not None:
-        lines.append(b"content-length: %d" % (source.length or 0))
-    elif inline or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
-        lines.append(b"content-length: %d" % len(inline))
-    head = b"\r\n".join(lines)
-    # One look over the whole: a value with a line end in it would begin a second request.
-    joints = len(lines) - 1
-    if head.count(b"\n") != joints or head.count(b"\r") != joints:
-        raise ValueError("a header of the request holds a line end")
-    return head + b"\r\n\r\n", inline, source
-
-
-class _Pool:
-    """The connections to one endpoint; the most recently used is taken first."""
-
-    def __init__(
-        self, endpoint: str, limits: ClientLimits, ssl_context: ssl.SSLContext | None
-    ) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConnectFailed(f"not the base URL of an engine: {endpoint!r}")
-        if parts.scheme == "https" and ssl_context is None:
-            raise ConnectFailed("this gateway has no TLS settings for engines")
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl_context if parts.scheme == "https" else None
-        self._limits = limits
-        self._idle: deque[EngineConnection] = deque()
-        self._closing = False
-        self._all_closed: asyncio.Future[None] | None = None
-        self.loop = asyncio.get_running_loop()
-        self.host_header = b"host: " + parts.netloc.rpartition("@")[2].encode("ascii")
-        self.connections: set[EngineConnection] = set()
-
-    def take(self) -> EngineConnection | None:
-        """A connection that is open as far as we know, reserved for the caller."""
-        oldest = self.loop.time() - self._limits.idle_s
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable and connection.free_since >= oldest:
-                return connection
-            connection.close()
-        return None
-
-    async def connect(self, exchange: Exchange) -> EngineConnection:
-        """A new connection; raises ConnectFailed, or EngineGone when the exchange was aborted."""
-        if exchange.aborted is not None:
-            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
-        attempt = self.loop.create_task(
-            self.loop.create_connection(
-                lambda: EngineConnection(self.loop, self._limits, self._free, self._lost),
-                self._host,
-                self._port,
-                ssl=self._ssl,
-            )
-        )
-        exchange.bind(lambda _reason: _cancel(attempt))
-        try:
-            async with asyncio.timeout(self._limits.connect_timeout_s or None):
-                _, connection = await attempt
-        except TimeoutError:
-            raise ConnectFailed(
-                f"no connection to the engine within {self._limits.connect_timeout_s:g} s"
-            ) from None
-        except asyncio.CancelledError:
-            if not attempt.cancel() and not attempt.cancelled() and not attempt.exception():
-                attempt.result()[1].close()  # it succeeded in the same moment
-            if exchange.aborted is not None and not _being_cancelled():
-                raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True) from None
-            raise
-        except OSError as problem:
-            raise ConnectFailed(f"no connection to the engine: {problem}") from None
-        finally:
-            exchange.bind(None)
-        self.connections.add(connection)
-        if exchange.aborted is not None:  # in the very moment the connection stood
-            connection.close()
-            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
-        if self._closing or connection.closed:
-            connection.close()
-            raise ConnectFailed("the connection to the engine closed at once")
-        return connection
-
-    def drop_older_than(self, moment: float) -> None:
-        """Closes idle connections that were last used before `moment`."""
-        for connection in list(self._idle):
-            if connection.free_since <= moment:
-                self._idle.remove(connection)
-                connection.close()
-
-    def close(self) -> None:
-        """Closes every connection."""
-        self._closing = True
-        self._idle.clear()
-        for connection in list(self.connections):
-            connection.close()
-
-    async def wait_closed(self) -> None:
-        """Returns when the last connection's transport is gone."""
-        if self.connections:
-            self._all_closed = self.loop.create_future()
-            await self._all_closed
-
-    def _free(self, connection: EngineConnection) -> None:
-        if self._closing:
-            connection.close()
-            return
-        self._idle.append(connection)
-        if len(self._idle) > self._limits.idle_per_endpoint:
-            self._idle.popleft().close()
-
-    def _lost(self, connection: EngineConnection) -> None:
-        self.connections.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-        waiter = self._all_closed
-        if waiter is not None and not self.connections and not waiter.done():
-            waiter.set_result(None)
-
-
-def _cancel(task: "asyncio.Task[object]") -> None:
-    task.cancel()
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -1,0 +1,82 @@
+"""A request to an engine, made ready before it is known which engine gets it.
+
+All that costs time is done when it is made: its head is checked and rendered but for Host and the key,
+and a small body is at hand. It does no I/O and can be sent any number of times.
+"""
+
+import re
+from typing import Final
+
+from gateway.domain.http_rules import HeaderList
+from gateway.http.bodies import BodySource
+
+_TARGET: Final = re.compile(r"/[!-~]*")
+
+INLINE_BODY: Final = 256 * 1024
+"""A body up to this goes out with its head in one write."""
+
+
+class Outgoing:
+    """One request: `source` is the body that does not go out with the head, None when all of it does."""
+
+    __slots__ = ("_fields", "_inline", "_line", "method", "source")
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: HeaderList,
+        body: bytes | BodySource | None = None,
+    ) -> None:
+        """`target` is path and query, `headers` those to send besides Host, key and framing.
+
+        Raises ValueError for a target or header that would split the head.
+        """
+        if _TARGET.fullmatch(target) is None:
+            raise ValueError(f"not a request target: {target!r}")
+        lines = [b"%b: %b" % header for header in headers]
+        self.method = method
+        self.source: BodySource | None = None
+        # A small body is asked for when it is sent: a copy would double what waiting requests hold.
+        self._inline: bytes | BodySource = b""
+        size = 0
+        if isinstance(body, bytes):
+            self._inline, size = body, len(body)
+        elif body is not None:
+            whole = body.in_memory()
+            if whole is not None and len(whole) <= INLINE_BODY:
+                self._inline, size = body, len(whole)
+            else:
+                self.source = body
+        if self.source is not None:
+            length = self.source.length
+            framing = b"transfer-encoding: chunked"
+            lines.append(framing if length is None else b"content-length: %d" % length)
+        elif size or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+            lines.append(b"content-length: %d" % size)
+        # One look over the whole: a value with a line end in it would begin a second request.
+        fields = b"\r\n".join([*lines, b"\r\n"])
+        joints = len(lines) + 1
+        if fields.count(b"\n") != joints or fields.count(b"\r") != joints:
+            raise ValueError("a header of the request holds a line end")
+        self._line = b"%b %b HTTP/1.1\r\nhost: " % (method.encode("ascii"), target.encode("ascii"))
+        self._fields = fields
+
+    def block(self, host: bytes, key: bytes | None) -> bytes:
+        """The head, and the body that goes with it, for the engine at `host` that asks for `key`."""
+        inline = self._inline
+        if not isinstance(inline, bytes):
+            inline = inline.in_memory()
+            assert inline is not None, "a body is kept until the answer began"
+        if key is None:
+            return b"%b%b\r\n%b%b" % (self._line, host, self._fields, inline)
+        return b"%b%b\r\nauthorization: Bearer %b\r\n%b%b" % (
+            self._line,
+            host,
+            key,
+            self._fields,
+            inline,
+        )
+
+
+__all__ = ["INLINE_BODY", "Outgoing"]
