@@ -148,28 +148,40 @@ class Api:
         self._client = client
         self._url = url
 
-    async def get(self, path: str, **query: str) -> Any:
-        """The decoded body of a 200 answer."""
-        answer = await self.ask(path, **query)
-        if answer.status_code == 200:
-            return _body(answer)
-        error = _body(answer).get("error", {})
-        sentence = error.get("sentence") or f"the API answered {answer.status_code} to {path}"
-        raise CtlError(str(sentence))
+    async def get(self, path: str, *, wait_s: float = API_TIMEOUT_S, **query: str) -> Any:
+        """The decoded body of a 200 answer, which may take `wait_s`."""
+        return _good(await self._send("GET", path, wait_s, params=query), path)
+
+    async def post(self, path: str, body: Any, *, wait_s: float = API_TIMEOUT_S) -> Any:
+        """The decoded body of a 200 answer to a question too large for a path."""
+        return _good(await self._send("POST", path, wait_s, json=body), path)
 
     async def data(self, path: str) -> Any:
         """The states below a resource, without their position."""
         return (await self.get(path))["data"]
 
     async def ask(self, path: str, **query: str) -> "httpx.Response":
+        """The answer, whatever its status."""
+        return await self._send("GET", path, API_TIMEOUT_S, params=query)
+
+    async def _send(self, method: str, path: str, wait_s: float, **over: Any) -> "httpx.Response":
         import httpx
 
         try:
-            return await self._client.get(path, params=query)
+            return await self._client.request(method, path, timeout=wait_s, **over)
         except httpx.HTTPError as error:
             raise Unreachable(
                 f"the API at {self._url} does not answer ({type(error).__name__}); is the yard up?"
             ) from error
+
+
+def _good(answer: "httpx.Response", path: str) -> dict[str, Any]:
+    body = _body(answer)
+    if answer.status_code == 200:
+        return body
+    error = body.get("error", {})
+    sentence = error.get("sentence") or f"the API answered {answer.status_code} to {path}"
+    raise CtlError(str(sentence))
 
 
 def _body(answer: "httpx.Response") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import rich_click as click
 
-from controlplane.ctl import acts, reads, tail
+from controlplane.ctl import acts, reads, serve_cli, tail
 from controlplane.ctl.connect import Place, find_place, open_api, open_log, open_wire
 from controlplane.ctl.failures import (
     EXIT_DONE,
@@ -35,6 +35,7 @@ click.rich_click.COMMAND_GROUPS = {
     "yardctl": [
         {"name": "The yard", "commands": ["up", "init", "status", "doctor", "events"]},
         {"name": "The catalog", "commands": ["model", "apply"]},
+        {"name": "From a registry", "commands": ["job", "mirror", "registry"]},
         {"name": "What runs", "commands": ["replica", "node", "command"]},
     ]
 }
@@ -482,6 +483,9 @@ def command_wait(context: click.Context, id: str, timeout: float, output: str) -
         print_json(outcome)
     else:
         print_fields(outcome)
+
+
+serve_cli.register(cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of, run=run)
 
 
 # The program ------------------------------------------------------------------------------------------

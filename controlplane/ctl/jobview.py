@@ -1,0 +1,162 @@
+"""Tells a serve job's course as lines: each step as it changes, and how far its files have come.
+
+Pure: events and progress in, lines out. jobwatch.py follows the log and prints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import Struct
+
+from controlplane.ctl.show import length, size
+from schemas.file import File
+from schemas.job import JOB_OVER, FileSet, Job, JobStep
+from schemas.progress import FileProgress
+
+NAME_WIDTH: Final = 10
+STATE_WIDTH: Final = 7
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """One step as it stands; `state` is also what colours it."""
+
+    name: str
+    state: str
+    detail: str
+
+    def text(self) -> str:
+        return f"{self.name:<{NAME_WIDTH}}  {self.state:<{STATE_WIDTH}}  {self.detail}".rstrip()
+
+
+class Amount(Struct, frozen=True, kw_only=True):
+    """How far the files of a job, or a node's copy of them, have come. `total` 0: not known yet."""
+
+    what: str
+    bytes: int
+    total: int
+    rate_bytes_s: float
+
+    def text(self) -> str:
+        """`42.1 MiB of 93.5 MiB (45 %), 12 MiB/s, 4s left`."""
+        if not self.total:
+            return f"{self.what} {size(self.bytes)}"
+        percent = min(100, self.bytes * 100 // self.total)
+        told = f"{self.what} {size(self.bytes)} of {size(self.total)} ({percent} %)"
+        if self.rate_bytes_s > 0:
+            left_s = max(0, self.total - self.bytes) / self.rate_bytes_s
+            told += f", {size(self.rate_bytes_s)}/s, {length(left_s)} left"
+        return told
+
+
+def news(before: Job | None, after: Job) -> tuple[Line, ...]:
+    """The steps that are new or changed since `before`, in order.
+
+    A new attempt tells all its steps again from the first that is not the same.
+    """
+    known = before.steps if before is not None else ()
+    return tuple(
+        _line(step)
+        for index, step in enumerate(after.steps)
+        if index >= len(known) or _differs(known[index], step)
+    )
+
+
+def _differs(old: JobStep, new: JobStep) -> bool:
+    return (old.name, old.state, old.detail) != (new.name, new.state, new.detail)
+
+
+def _line(step: JobStep) -> Line:
+    return Line(name=step.name, state=step.state, detail=step.detail)
+
+
+def ending(job: Job) -> tuple[str, ...]:
+    """What is said once the job is over; empty while it runs."""
+    match job.state:
+        case "done" if job.reply:
+            speed = f" ({job.tokens_per_second:.1f} tokens/s)" if job.tokens_per_second else ""
+            return (f"{job.model} answers{speed}: {job.reply}",)
+        case "done":
+            return (f"{job.model} is served: it loads when first asked for",)
+        case "joined":
+            return (f"job {job.joined} does the same already; it is watched instead",)
+        case "failed":
+            return (f"job {job.id} failed: {job.error}", f"try again: yardctl job retry {job.id}")
+        case "cancelled":
+            return (f"job {job.id} was cancelled{': ' + job.error if job.error else ''}",)
+        case _:
+            return ()
+
+
+def is_over(job: Job) -> bool:
+    return job.state in JOB_OVER
+
+
+def belongs(file: File, job: Job) -> bool:
+    """Whether the file is one of the job's set."""
+    return (
+        job.file_set is not None
+        and (file.repo, file.commit) == (job.repo, job.commit)
+        and _stem(file.path, job.file_set.shards) == _stem(job.file_set.first, job.file_set.shards)
+    )
+
+
+def _stem(path: str, shards: int) -> str:
+    """A shard's path without its number, `-00001-of-00003.gguf`."""
+    return path[: -len("-00001-of-00001.gguf")] if shards > 1 else path
+
+
+@dataclass(slots=True)
+class Amounts:
+    """The progress heard of one job's files, by file; of the latest word of each."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    mirror: dict[str, FileProgress] = field(default_factory=dict)
+    node: dict[str, FileProgress] = field(default_factory=dict)
+
+    def of_mirror(self, file_set: FileSet) -> Amount | None:
+        """All files of the set together; those present count whole."""
+        done = rate = 0.0
+        what = ""
+        for key, file in self.files.items():
+            told = self.mirror.get(key)
+            if any(copy.phase == "present" for copy in file.copies):
+                done += file.published_bytes
+            elif told is not None:
+                done += told.bytes
+                rate += told.rate_bytes_s
+                what = what or told.what
+        if not what:
+            return None
+        return Amount(what=what, bytes=int(done), total=file_set.bytes, rate_bytes_s=rate)
+
+    def of_node(self) -> Amount | None:
+        """The furthest of the nodes that fetch the model."""
+        if not self.node:
+            return None
+        told = max(self.node.values(), key=lambda progress: progress.bytes)
+        return Amount(
+            what=f"{told.what} to the node",
+            bytes=told.bytes,
+            total=told.total_bytes,
+            rate_bytes_s=told.rate_bytes_s,
+        )
+
+
+def row(job: Mapping[str, object], now_age: str) -> tuple[str, ...]:
+    """A line of `job list`, from the API's view of a job."""
+    steps = job.get("steps")
+    last = steps[-1] if isinstance(steps, Sequence) and steps else {}
+    request = job.get("request")
+    repo = job.get("repo") or (request.get("repo", "") if isinstance(request, Mapping) else "")
+    step = f"{last.get('name', '')}: {last.get('detail', '')}" if isinstance(last, Mapping) else ""
+    if job.get("state") in ("failed", "cancelled"):
+        step = str(job.get("error") or step)
+    return (
+        str(job.get("id", "")),
+        str(job.get("state", "")),
+        str(repo),
+        str(job.get("model", "")),
+        step,
+        now_age,
+    )

@@ -1,0 +1,229 @@
+"""Follows one serve job from wherever it stands until it is over, and prints its course.
+
+Leaving changes nothing: the job runs in the control plane. On a terminal the files' way is a bar below the
+steps; on a pipe it is a line now and then.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from controlplane.ctl import jobview
+from controlplane.ctl.connect import Place, open_connection
+from controlplane.ctl.failures import CtlError
+from controlplane.ctl.jobview import Amount, Amounts
+from controlplane.ctl.show import console, size
+from events.log import Batch, EventLog, Recorded, Wire
+from events.subjects import event_subject
+from schemas.file import File
+from schemas.job import Job
+from schemas.progress import FileProgress
+
+PLAIN_EVERY_S: Final = 5.0
+"""On a pipe progress is told at most this often."""
+
+_COLOURS: Final = {"done": "green", "running": "yellow", "failed": "red", "skipped": "dim"}
+
+
+class JobFailed(CtlError):
+    """The job is over and did not succeed; what it was is said already."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(*jobview.ending(job))
+
+
+async def watch(place: Place, job: str) -> Job:
+    """Prints until the job is over. Raises JobFailed, CtlError when there is no such job, Unreachable."""
+    from events.jetstream import JetStreamLog, JetStreamWire
+
+    async with open_connection(place) as connection:
+        log = JetStreamLog(connection, source="/ctl")
+        return await watch_on(log, JetStreamWire(connection), job, place.prefix, console())
+
+
+async def watch_on(log: EventLog, wire: Wire, job: str, prefix: str, out: Console) -> Job:
+    """As `watch`, on an open log and wire; follows a joined job into the one it became."""
+    while True:
+        last = await _Watch(log, wire, job, prefix, out).run()
+        for line in jobview.ending(last) if last.state in ("done", "joined") else ():
+            out.print(line, soft_wrap=True)
+        if last.state == "joined" and last.joined:
+            job = last.joined
+            continue
+        if last.state != "done":
+            raise JobFailed(last)
+        return last
+
+
+class _Watch:
+    def __init__(self, log: EventLog, wire: Wire, job: str, prefix: str, out: Console) -> None:
+        self._log = log
+        self._wire = wire
+        self._id = job
+        self._prefix = prefix
+        self._out = out
+        self._job: Job | None = None
+        self._amounts = Amounts()
+        self._bar = _Bar(out) if out.is_terminal else _Lines(out)
+        self._away = False
+
+    async def run(self) -> Job:
+        loop = asyncio.get_running_loop()
+        hear = [
+            await self._wire.on_progress("file", FileProgress, self._on_file),
+            await self._wire.on_progress("fetch", FileProgress, self._on_fetch),
+        ]
+        follower = self._log.follow(
+            [
+                event_subject("job", self._id, prefix=self._prefix),
+                f"{event_subject('file', prefix=self._prefix)}.*",
+            ]
+        )
+        try:
+            while True:
+                self._apply(await follower.next())
+                if self._job is not None and jobview.is_over(self._job):
+                    return self._job
+                self._show(loop.time())
+        finally:
+            self._bar.close()
+            await follower.close()
+            for subscription in hear:
+                await subscription.close()
+
+    def _apply(self, batch: Batch) -> None:
+        if not batch.connected:
+            if not self._away:
+                self._tell("NATS is away; the job goes on when it is back", "yellow")
+            self._away = True
+            return
+        self._away = False
+        for item in batch.items:
+            if not isinstance(item, Recorded):
+                continue
+            if isinstance(item.state, Job):
+                self._take(item.state)
+            elif isinstance(item.state, File):
+                self._amounts.files[item.state.key] = item.state
+        if batch.synced and self._job is None:
+            raise CtlError(f"there is no job {self._id!r}; yardctl job list shows what there is")
+
+    def _take(self, job: Job) -> None:
+        for line in jobview.news(self._job, job):
+            self._tell(line.text(), _COLOURS.get(line.state, ""))
+        self._job = job
+        if job.steps and job.steps[-1].state != "running":
+            self._bar.hide()
+
+    def _tell(self, text: str, style: str) -> None:
+        self._bar.print(Text(text, style=style if self._out.is_terminal else ""))
+
+    def _on_file(self, writer: str, key: str, told: FileProgress) -> None:
+        del writer
+        self._amounts.mirror[key] = told
+        self._show(asyncio.get_running_loop().time())
+
+    def _on_fetch(self, writer: str, replica: str, told: FileProgress) -> None:
+        del replica
+        if self._job is not None and told.model == self._job.model:
+            self._amounts.node[writer] = told
+            self._show(asyncio.get_running_loop().time())
+
+    def _show(self, now_s: float) -> None:
+        job = self._job
+        if job is None or not job.steps or job.steps[-1].state != "running":
+            return
+        amount: Amount | None = None
+        if job.steps[-1].name == "mirror" and job.file_set is not None:
+            mine = Amounts(
+                files={k: f for k, f in self._amounts.files.items() if jobview.belongs(f, job)},
+                mirror=self._amounts.mirror,
+            )
+            amount = mine.of_mirror(job.file_set)
+        elif job.steps[-1].name == "placement":
+            amount = self._amounts.of_node()
+        if amount is not None:
+            self._bar.show(amount, now_s)
+
+
+class _Lines:
+    """Progress as lines of text, now and then."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._told_at: float | None = None
+        self._told = ""
+
+    def print(self, text: Text) -> None:
+        self._out.print(text, soft_wrap=True)
+
+    def show(self, amount: Amount, now_s: float) -> None:
+        text = amount.text()
+        if text == self._told:
+            return
+        if self._told_at is None or now_s - self._told_at >= PLAIN_EVERY_S:
+            self._told_at, self._told = now_s, text
+            self._out.print(f"{'':<21}{text}", soft_wrap=True)
+
+    def hide(self) -> None:
+        self._told_at = None
+
+    def close(self) -> None:
+        pass
+
+
+class _Bar:
+    """Progress as a bar that lives below the lines and leaves nothing behind."""
+
+    def __init__(self, out: Console) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._out = out
+
+    def print(self, text: Text) -> None:
+        target: Callable[..., None] = (
+            self._progress.console.print if self._progress is not None else self._out.print
+        )
+        target(text, soft_wrap=True)
+
+    def show(self, amount: Amount, now_s: float) -> None:
+        del now_s
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn(f"{'':<10} {{task.description}}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=self._out,
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("", rate="")
+        assert self._task is not None
+        self._progress.update(
+            self._task,
+            description=amount.what,
+            completed=amount.bytes,
+            total=amount.total or None,
+            rate=f"{size(amount.rate_bytes_s)}/s" if amount.rate_bytes_s else "",
+        )
+
+    def hide(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._task = None
+
+    def close(self) -> None:
+        self.hide()

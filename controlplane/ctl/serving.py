@@ -1,0 +1,239 @@
+"""What yardctl does about serve jobs, the mirror and the registry: sends commands, reads, and prints.
+
+A job is only watched from here: it runs in the control plane, whatever becomes of this terminal.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from controlplane.ctl import jobview
+from controlplane.ctl.acts import tell
+from controlplane.ctl.commanding import carry_out
+from controlplane.ctl.connect import Api, Place, open_log
+from controlplane.ctl.failures import CtlError
+from controlplane.ctl.show import age, console, print_fields, print_json, print_table, size
+from schemas.commands import (
+    CommandBody,
+    JobCancel,
+    JobRetry,
+    JobServe,
+    MirrorGc,
+    MirrorRemove,
+    MirrorVerify,
+    Outcome,
+)
+
+Row = Mapping[str, Any]
+REGISTRY_S: Final = 120.0
+"""Reading a repository and a header may take this long."""
+
+
+async def send(place: Place, body: CommandBody, timeout_s: float) -> Outcome:
+    """The accepted outcome, printed. Raises as `carry_out`."""
+    async with open_log(place) as log:
+        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+    tell(outcome)
+    return outcome
+
+
+async def serve(place: Place, body: JobServe, timeout_s: float, *, detach: bool) -> None:
+    """Starts the job, or joins the one that does the same, and watches it."""
+    await _started(place, body, timeout_s, detach=detach)
+
+
+async def retry(place: Place, job: str, timeout_s: float, *, detach: bool) -> None:
+    await _started(place, JobRetry(job=job), timeout_s, detach=detach)
+
+
+async def cancel(place: Place, job: str, timeout_s: float) -> None:
+    await send(place, JobCancel(job=job), timeout_s)
+
+
+async def remove(place: Place, what: str, timeout_s: float) -> None:
+    await send(place, MirrorRemove(what=what), timeout_s)
+
+
+async def verify(place: Place, what: str, timeout_s: float) -> None:
+    await send(place, MirrorVerify(what=what), timeout_s)
+
+
+async def collect(place: Place, timeout_s: float, *, dry_run: bool) -> None:
+    await send(place, MirrorGc(dry_run=dry_run), timeout_s)
+
+
+async def follow(place: Place, job: str) -> None:
+    """Watches a job until it is over."""
+    # Imported here: what draws bars is no part of the other commands' start.
+    from controlplane.ctl.jobwatch import watch
+
+    await watch(place, job)
+
+
+async def _started(place: Place, body: CommandBody, timeout_s: float, *, detach: bool) -> None:
+    outcome = await send(place, body, timeout_s)
+    marker = f"{place.prefix}.evt.job."
+    jobs = [ref.removeprefix(marker) for ref in outcome.refs if ref.startswith(marker)]
+    if not jobs:
+        raise CtlError("the control plane named no job; yardctl job list shows them")
+    if detach:
+        print(f"watch it: yardctl job watch {jobs[0]}")
+        return
+    try:
+        await follow(place, jobs[0])
+    except BaseException as error:
+        if not isinstance(error, CtlError):
+            console(stderr=True).print(f"the job goes on: yardctl job watch {jobs[0]}")
+        raise
+
+
+async def list_jobs(api: Api, output: str, now: datetime) -> None:
+    jobs: list[Row] = await api.data("/v1/jobs")
+    jobs.sort(key=lambda job: str(job["started"]))
+    if output == "json":
+        print_json(jobs)
+        return
+    print_table(
+        ("id", "state", "repository", "model", "step", "since"),
+        (jobview.row(job, age(job["started"], now)) for job in jobs),
+        "there is no job; serve a model: yardctl model serve OWNER/REPO",
+    )
+
+
+async def show_job(api: Api, job: str, output: str) -> None:
+    found: dict[str, Any] = await api.data(f"/v1/jobs/{quote(job, safe='')}")
+    if output == "json":
+        print_json(found)
+        return
+    steps = found.pop("steps", [])
+    print_fields(found)
+    if steps:
+        print("steps:")
+        for step in steps:
+            line = jobview.Line(name=step["name"], state=step["state"], detail=step["detail"])
+            print(f"  {line.text()}")
+
+
+async def list_files(api: Api, output: str, now: datetime) -> None:
+    files: list[Row] = await api.data("/v1/files")
+    files.sort(key=lambda file: (file["repo"], file["path"], file["commit"]))
+    if output == "json":
+        print_json(files)
+        return
+    print_table(
+        ("key", "repository", "file", "size", "state", "since"),
+        (_file_row(file, now) for file in files),
+        "the mirrors hold nothing; serve a model: yardctl model serve OWNER/REPO",
+    )
+
+
+def _file_row(file: Row, now: datetime) -> tuple[str, ...]:
+    copies = file.get("copies", [])
+    states = sorted({copy["phase"] for copy in copies}) or ["absent"]
+    since = max((copy["since"] for copy in copies), default=None)
+    return (
+        file["key"][:12],
+        f"{file['repo']}@{file['commit'][:7]}",
+        file["path"],
+        size(file.get("bytes") or file["published_bytes"]),
+        ", ".join(states),
+        age(since, now),
+    )
+
+
+async def show_file(api: Api, key: str, output: str) -> None:
+    """One file by its key or the beginning of it. Raises CtlError when none or several match."""
+    files: list[Row] = await api.data("/v1/files")
+    found = [file for file in files if file["key"].startswith(key) or file["path"] == key]
+    if len(found) != 1:
+        how = "no file" if not found else f"{len(found)} files"
+        raise CtlError(f"{how} of the mirrors begin with {key!r}; yardctl mirror list shows them")
+    if output == "json":
+        print_json(found[0])
+    else:
+        print_fields(found[0])
+
+
+async def show_registry(
+    api: Api, repo: str, quant: str | None, file: str | None, revision: str | None, output: str
+) -> None:
+    """What a repository holds and what would be picked of it."""
+    query = {"quant": quant, "file": file, "revision": revision}
+    found: Row = (
+        await api.get(
+            f"/v1/registry/{quote(repo, safe='/')}",
+            wait_s=REGISTRY_S,
+            **{name: value for name, value in query.items() if value},
+        )
+    )["data"]
+    if output == "json":
+        print_json(found)
+        return
+    access = found.get("gated") or ("private" if found.get("private") else "open")
+    print(f"{found['repo']} at {found['commit'][:12]}, {access if access != 'auto' else 'gated'}")
+    print_table(
+        ("", "file set", "quant", "size", "files"),
+        (
+            (
+                "→" if one["picked"] else "",
+                one["name"],
+                one["quant"],
+                size(one["bytes"]),
+                str(one["shards"]),
+            )
+            for one in found["sets"]
+        ),
+        "no GGUF files",
+    )
+    if found.get("left_out"):
+        print(f"left out: {', '.join(found['left_out'])}")
+    print(found["sentence"])
+
+
+async def show_plan(api: Api, body: JobServe, output: str) -> None:
+    """What `serve` would do. Raises CtlError when it would fail, after everything was shown."""
+    asked = {k: v for k, v in msgspec.to_builtins(body).items() if k != "do" and v is not None}
+    found: dict[str, Any] = (await api.post("/v1/plan", asked, wait_s=REGISTRY_S))["data"]
+    problems = found.get("problems", [])
+    if output == "json":
+        print_json(found)
+    else:
+        _print_plan(found)
+    if problems:
+        raise CtlError(*(f"{problem['sentence']} [{problem['code']}]" for problem in problems))
+
+
+def _print_plan(found: Row) -> None:
+    chosen = found.get("file_set") or {}
+    there = found.get("fetched_bytes") or 0
+    print_fields(
+        {
+            "repository": f"{found['repo']} at {found['commit'][:12]}",
+            "model": found.get("model"),
+            "files": _files_text(chosen) if chosen else None,
+            "to fetch": size(chosen["bytes"] - there) if chosen and there else None,
+            "architecture": found.get("architecture"),
+            "context": found.get("context_length"),
+            "memory": found.get("explained"),
+        }
+    )
+    if found.get("places"):
+        print("where it would fit:")
+        rows = (
+            (
+                f"{place['node']}/{'+'.join(place['cards'])}",
+                place["profile"],
+                str(place["rank"]) if place.get("rank") else "no",
+                place.get("reason", ""),
+            )
+            for place in found["places"]
+        )
+        print_table(("  card", "profile", "rank", "why"), ((f"  {a}", *b) for a, *b in rows), "")
+
+
+def _files_text(chosen: Row) -> str:
+    count = chosen.get("shards", 1)
+    return f"{chosen['name']}, {size(chosen['bytes'])} in {count} file{'s' if count > 1 else ''}"
