@@ -29,7 +29,7 @@ from events.log import (
 )
 from events.lookup import StreamReads
 from events.retry import IN_FLIGHT, Action, ServerError, classify, pause_s
-from events.transport import Denied, NoAnswer, NoResponders, NotSent, Transport
+from events.transport import Denied, NoAnswer, NoResponders, NotSent, Outgoing, Transport
 from schemas.commands import Command
 from schemas.messages import tag_of
 
@@ -164,11 +164,34 @@ class Appender:
     async def _publish_batch(
         self, drafts: tuple[Draft, ...], bodies: list[bytes], fence: Fence | None
     ) -> int:
-        """One attempt: first by request (it tells at once when batches are refused), middle by publish,
-        last by request (the commit). Event ids are no dedupe ids here: the server would refuse the
-        whole batch for one of them, indistinguishable from nothing stored.
+        """One attempt, sent in one go; the answer to the last message, the commit, decides.
+
+        1 committed: the sequence of the last
+        2 the first was refused (too many batches, none allowed): its answer says so, while the commit
+          was only told that there is no such batch
+        3 the commit was refused
+        4 neither was answered: it may be stored
+
+        Event ids are no dedupe ids here: the server would refuse the whole batch for one of them,
+        indistinguishable from nothing stored.
         """
+        messages = self._batch_messages(drafts, bodies, fence)
+        answers = await self._transport.request_all(messages, timeout_s=self._budget.ack_timeout_s)
+        committed = None if answers.last is None else _ack_of(answers.last)
+        if committed is not None and committed.error is None:  # 1
+            return committed.seq
+        if answers.first:  # 2
+            _raise_refusal(_ack_of(answers.first))
+        if committed is None:  # 4
+            raise NoAnswer(messages[-1].subject)
+        _raise_refusal(committed)  # 3
+        raise AssertionError("a commit without an error was returned")
+
+    def _batch_messages(
+        self, drafts: tuple[Draft, ...], bodies: list[bytes], fence: Fence | None
+    ) -> list[Outgoing]:
         batch = self._mint()
+        messages: list[Outgoing] = []
         written: set[str] = set()
         last = len(drafts) - 1
         for index, (draft, body) in enumerate(zip(drafts, bodies, strict=True)):
@@ -187,19 +210,8 @@ class Appender:
                 ttl_s=draft.ttl_s,
             )
             written.add(draft.subject)
-            if index == 0:
-                try:
-                    raw = await self._request(draft.subject, body, headers)
-                except NoAnswer as error:
-                    # Nothing can be stored before a commit: as good as an absent stream leader.
-                    raise NoResponders from error
-                if raw:
-                    self._raise_refusal(raw)
-            elif index < last:
-                await self._transport.publish(draft.subject, body, headers=headers)
-            else:
-                return (await self._publish_acked(draft.subject, body, headers)).seq
-        raise AssertionError("a batch has two events or more")
+            messages.append(Outgoing(subject=draft.subject, payload=body, headers=headers))
+        return messages
 
     async def _find(
         self, drafts: tuple[Draft, ...], ids: tuple[str, ...], fence: Fence | None
@@ -317,19 +329,12 @@ class Appender:
             return None, False
 
     async def _publish_acked(self, subject: str, body: bytes, headers: dict[str, str]) -> _Ack:
-        raw = await self._request(subject, body, headers)
-        self._raise_refusal(raw)
-        return msgspec.json.decode(raw, type=_Ack)
-
-    async def _request(self, subject: str, body: bytes, headers: dict[str, str]) -> bytes:
-        return await self._transport.request(
+        raw = await self._transport.request(
             subject, body, headers=headers, timeout_s=self._budget.ack_timeout_s
         )
-
-    def _raise_refusal(self, raw: bytes) -> None:
-        ack = msgspec.json.decode(raw, type=_Ack)
-        if ack.error is not None:
-            raise _Refused(ack.error)
+        ack = _ack_of(raw)
+        _raise_refusal(ack)
+        return ack
 
     def _encode(self, draft: Draft, id_: str, epoch: int) -> bytes:
         return encode_event(
@@ -340,6 +345,15 @@ class Appender:
             now=self._clock(),
             prefix=self._transport.prefix,
         )
+
+
+def _ack_of(raw: bytes) -> _Ack:
+    return msgspec.json.decode(raw, type=_Ack)
+
+
+def _raise_refusal(ack: _Ack) -> None:
+    if ack.error is not None:
+        raise _Refused(ack.error)
 
 
 def _id_of(payload: bytes) -> str:

@@ -3,8 +3,10 @@
 The exceptions tell the one thing that matters afterwards: whether the bytes may have arrived.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class TransportError(Exception):
@@ -25,6 +27,21 @@ class NoResponders(TransportError):
 
 class Denied(TransportError):
     """The server refused the subject to this user: nothing was stored."""
+
+
+class Outgoing(Struct, frozen=True, kw_only=True):
+    """One message of several that are sent in one go."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+
+
+class Answers(Struct, frozen=True, kw_only=True):
+    """What came back for the first and for the last of them; None for no answer."""
+
+    first: bytes | None
+    last: bytes | None
 
 
 class Transport(Protocol):
@@ -53,6 +70,14 @@ class Transport(Protocol):
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """The payload of the one answer. Raises NotSent, NoAnswer, NoResponders, Denied."""
+        ...
+
+    async def request_all(self, messages: Sequence[Outgoing], *, timeout_s: float) -> Answers:
+        """Sends two messages or more back to back; waits for the answer to the last, at most `timeout_s`.
+
+        The first asks as well, and its answer comes before the last one's: it may tell why the rest was
+        for nothing. Raises NotSent when the last one never left, NoResponders, Denied.
+        """
         ...
 
     async def wait_connected(self, timeout_s: float) -> bool:

@@ -317,11 +317,37 @@ def test_a_batch_whose_commit_was_never_answered_is_unknown() -> None:
     run(main())
 
 
-def test_a_batch_whose_first_message_was_never_answered_stored_nothing() -> None:
+def test_a_batch_never_answered_is_unknown() -> None:
+    """It leaves in one go, so its commit may be with the server as well as its beginning."""
+
     async def main() -> None:
         bench = Bench()
         bench.broker.lose_messages = 10_000
-        with pytest.raises(Unavailable):
+        with pytest.raises(OutcomeUnknown):
+            await bench.batch()
+        assert stored(bench) == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("commit_lost", [False, True])
+def test_what_the_first_message_was_told_explains_the_refused_commit(commit_lost: bool) -> None:
+    """The commit alone would say 10176, a batch forgotten, and a lost one nothing at all."""
+
+    async def main() -> None:
+        bench = Bench()
+
+        def lose() -> None:
+            bench.broker.lose_messages = 1
+
+        if commit_lost:
+            lose_when_committed(bench, lose)
+        bench.broker.refusals.append(error(10210, 429))
+        done = await bench.batch()
+        assert done.seqs == (1, 2, 3)
+        assert stored(bench) == 3
+        bench.broker.refusals.append(error(10174))
+        with pytest.raises(Misconfigured, match="10174"):
             await bench.batch()
 
     run(main())
@@ -331,11 +357,26 @@ def test_log_31_a_connection_lost_within_a_batch_stores_nothing() -> None:
     async def main() -> None:
         bench = Bench()
         bench.broker.before_publish = lambda _: bench.log.connection.disconnect()
-        with pytest.raises(Unavailable):
+        with pytest.raises(OutcomeUnknown):
             await bench.batch()
         assert stored(bench) == 0
         bench.log.connection.reconnect()
         assert (await bench.batch()).seqs == (1, 2, 3)
+
+    run(main())
+
+
+def test_log_31_a_connection_lost_within_a_batch_is_settled_after_the_reconnect() -> None:
+    async def main() -> None:
+        bench = Bench()
+
+        def lose(_: str) -> None:
+            bench.log.connection.disconnect()
+            asyncio.get_running_loop().call_later(0.05, bench.log.connection.reconnect)
+
+        bench.broker.before_publish = lose
+        assert (await bench.batch()).seqs == (1, 2, 3)
+        assert stored(bench) == 3
 
     run(main())
 
