@@ -1,12 +1,15 @@
 """Measures the log beside bare NATS in the same run, in alternating rounds: latency, decisions, replay.
 
-Prints three rows of the performance targets, each the median of `--rounds` rounds with its spread:
+Prints these rows of the performance targets, each the median of `--rounds` rounds with its spread:
 * append -> applied in another process, against a bare publish -> subscriber pair on a stream of the same server
   (same fsync; the bare subscriber hears the republished, stored message);
-* a decision of four events stored, one after the other;
-* replay through the follower into memory, against a bare standing-pull loop that decodes the same JSON.
+* a decision of four events stored, one after the other, against a bare atomic batch of four on a stream of
+  the same configuration, sent by the client library without any code of ours; both once more on a server
+  whose store is in memory, which leaves what is not the disk's;
+* replay through the follower into memory and into the control plane's sqlite file, against a bare
+  standing-pull loop that decodes the same JSON.
 
-    python bench/log.py [--rounds 5] [--messages 400] [--decisions 200] [--events 60000]
+    python bench/log.py [--rounds 5] [--messages 400] [--decisions 200] [--events 100000]
 
 Not a test: it asserts nothing.
 """
@@ -28,12 +31,18 @@ sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 import nats  # noqa: E402
+import psutil  # noqa: E402
 import uvloop  # noqa: E402
 
+from controlplane.metrics import Metrics  # noqa: E402
+from controlplane.projections.database import Checkpoint, Database  # noqa: E402
+from controlplane.projections.readmodel import ReadModel  # noqa: E402
 from events.connection import Connection, connect  # noqa: E402
+from events.ids import utc_now  # noqa: E402
 from events.jetstream import JetStreamLog  # noqa: E402
 from events.log import Fence, Recorded  # noqa: E402
 from events.provision import ensure_streams  # noqa: E402
+from events.streams import stream_specs  # noqa: E402
 from schemas.settings import NatsSettings  # noqa: E402
 from tests.support import drafts  # noqa: E402
 from tests.support.natsserver import NatsServer  # noqa: E402
@@ -143,27 +152,117 @@ def _between(began: dict[str, int], ended: dict[str, int]) -> list[float]:
     return [(ended[k] - began[k]) / 1e6 for k in began]
 
 
-async def decisions(log: JetStreamLog, round_: int, count: int, fence: Fence) -> list[float]:
+class Took(msgspec.Struct):
+    """What single decisions took, and the CPU of all of them: this process, and the server."""
+
+    ms: list[float] = []
+    cpu_s: float = 0.0
+    server_cpu_s: float = 0.0
+
+    def note(self, rows: "Rows", name: str) -> None:
+        rows.note(f"{name} p50", quantile(self.ms, 0.5))
+        rows.note(f"{name} p99", quantile(self.ms, 0.99))
+        rows.note(f"{name} cpu", self.cpu_s / len(self.ms) * 1e3)
+        rows.note(f"{name} server cpu", self.server_cpu_s / len(self.ms) * 1e3)
+
+
+def server_cpu_s(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    return times.user + times.system
+
+
+async def decisions(
+    log: JetStreamLog, server: psutil.Process, name: str, count: int, fence: Fence
+) -> Took:
     """A decision as the leader stores it: plan, activation and record stood for by models, and the line."""
-    took: list[float] = []
-    last: dict[str, int] = {}
+    took = Took()
+    last: dict[int, int] = {}
+    before = server_cpu_s(server)
     for n in range(count):
-        batch = [drafts.model(f"d{round_}-{i}", last.get(f"{i}", 0), n + 1) for i in range(3)]
+        batch = [drafts.model(f"{name}-{i}", last.get(i, 0), n + 1) for i in range(3)]
         batch.append(drafts.line(fence.seq, 0))
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         done = await log.append_batch(batch, epoch=fence.seq, fence=fence)
-        took.append((time.perf_counter() - began) * 1e3)
-        last = {f"{i}": done.seqs[i] for i in range(3)}
+        took.ms.append((time.perf_counter() - began) * 1e3)
+        took.cpu_s += time.process_time() - cpu
+        last = {i: done.seqs[i] for i in range(3)}
+    took.server_cpu_s = server_cpu_s(server) - before
     return took
 
 
+async def make_batch_streams(url: str) -> None:
+    """Streams as the yard's own, for batches of the bare client: events, and the audit that copies them."""
+    client = await nats.connect(url)
+    specs = {spec.name: spec.config for spec in stream_specs("batch")}
+    events = {**specs["BATCH_EVENTS"], "name": "BATCH_EVENTS"}
+    audit = {**specs["BATCH_AUDIT"], "name": "BATCH_AUDIT", "sources": [{"name": "BATCH_EVENTS"}]}
+    for config in (events, audit):
+        config["max_bytes"] = 256 * 1024 * 1024  # what is reserved must fit beside the yard's own
+        answer = await client.request(
+            f"$JS.API.STREAM.CREATE.{config['name']}", json.dumps(config).encode(), timeout=5
+        )
+        assert "error" not in json.loads(answer.data), answer.data
+    await client.close()
+
+
+async def batches_bare(url: str, server: psutil.Process, name: str, count: int, size: int) -> Took:
+    """The least a writer can do: four messages in one go, and one answer awaited."""
+    client = await nats.connect(url)
+    took = Took()
+    last = dict.fromkeys(range(4), 0)
+    before = server_cpu_s(server)
+    for n in range(count):
+        bodies = [json.dumps({"rev": n, "filler": "x" * size}).encode() for _ in range(4)]
+        began, cpu = time.perf_counter(), time.process_time()
+        for i, body in enumerate(bodies):
+            subject = f"batch.evt.{name}-{i}"
+            headers = {
+                "Nats-Expected-Stream": "BATCH_EVENTS",
+                "Nats-Expected-Last-Subject-Sequence": str(last[i]),
+                "Nats-Batch-Id": f"{name}-{n}",
+                "Nats-Batch-Sequence": str(i + 1),
+            }
+            if i < 3:
+                await client.publish(subject, body, headers=headers)
+            else:
+                headers["Nats-Batch-Commit"] = "1"
+                answer = await client.request(subject, body, timeout=5, headers=headers)
+        seq: int = json.loads(answer.data)["seq"]
+        took.ms.append((time.perf_counter() - began) * 1e3)
+        took.cpu_s += time.process_time() - cpu
+        last = {i: seq - 3 + i for i in range(4)}
+    took.server_cpu_s = server_cpu_s(server) - before
+    await client.close()
+    return took
+
+
+async def measure_decisions(
+    url: str, server: psutil.Process, args: argparse.Namespace, rows: "Rows", where: str
+) -> None:
+    """Rounds of ours and bare in turns on one server."""
+    connection = await yard(url)
+    await make_batch_streams(url)
+    log = JetStreamLog(connection, source="/cp/bench")
+    won = await log.append(drafts.elected("bench", 0), epoch=0)
+    fence = Fence(subject=drafts.LEADER, seq=won.seqs[0])
+    for n in range(args.rounds):
+        ours = await decisions(log, server, f"d{n}", args.decisions, fence)
+        bare = await batches_bare(url, server, f"d{n}", args.decisions, 520)
+        ours.note(rows, f"{where} ours")
+        bare.note(rows, f"{where} bare")
+        rows.note(f"{where} ratio", quantile(ours.ms, 0.5) / quantile(bare.ms, 0.5))
+    await connection.close()
+
+
 async def fill(log: JetStreamLog, count: int) -> None:
+    """Every subject gets less than the 64 events that the stream keeps of one."""
     last: dict[str, tuple[int, int]] = {}
-    names = [f"r{n}" for n in range(1000)]
-    for _ in range(0, count, 1000):
-        batch = [drafts.model(n, *_next(last.get(n))) for n in names]
+    names = [f"r{n}" for n in range(1000 * (1 + count // 50_000))]
+    for at in range(0, count, 1000):
+        some = [names[(at + n) % len(names)] for n in range(1000)]
+        batch = [drafts.model(n, *_next(last.get(n))) for n in some]
         done = await log.append_batch(batch, epoch=1)
-        last = {n: (s, d.rev) for n, s, d in zip(names, done.seqs, batch, strict=True)}
+        last |= {n: (s, d.rev) for n, s, d in zip(some, done.seqs, batch, strict=True)}
 
 
 def _next(known: tuple[int, int] | None) -> tuple[int, int]:
@@ -188,6 +287,41 @@ async def replay_ours(log: JetStreamLog) -> float:
     took = time.perf_counter() - began
     await follower.close()
     return count / took
+
+
+async def replay_sqlite(log: JetStreamLog, path: Path) -> float:
+    """Events per second until the control plane's read model has all of them in its file."""
+    identity = await log.identity()
+    fresh = await Database.open(path)
+    # A checkpoint before the first event: without one, only the last of each subject would be read.
+    start = Checkpoint(
+        stream_id=identity.stream_id,
+        stream_created=identity.created,
+        applied_seq=0,
+        event_seq=0,
+        event_subject="",
+        event_id="",
+        caught_up_at=time.time(),
+    )
+    await fresh.commit([], start)
+    await fresh.close()
+    model = ReadModel(
+        events=log,
+        path=path,
+        prefix="yard",
+        now=utc_now,
+        monotonic=time.monotonic,
+        metrics=Metrics(),
+    )
+    await model.open()
+    began = time.perf_counter()
+    running = asyncio.create_task(model.run())
+    assert await model.reached(identity.last_seq, 120)
+    took = time.perf_counter() - began
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await model.close()
+    return identity.last_seq / took
 
 
 async def replay_bare(url: str) -> float:
@@ -245,7 +379,21 @@ def show(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
-async def measure(url: str, args: argparse.Namespace) -> None:
+class Rows:
+    """Values by row, one for each round."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def note(self, row: str, value: float) -> None:
+        self._values.setdefault(row, []).append(value)
+
+    def show(self, row: str, digits: int = 2) -> str:
+        return show(self._values[row], digits)
+
+
+async def measure(url: str, folder: Path, args: argparse.Namespace, rows: Rows) -> None:
+    """Latency and replay."""
     client = await nats.connect(url)
     await client.jetstream().add_stream(
         name="BARE",
@@ -255,46 +403,61 @@ async def measure(url: str, args: argparse.Namespace) -> None:
     await client.close()
     connection = await yard(url)
     log = JetStreamLog(connection, source="/cp/bench")
-    won = await log.append(drafts.elected("bench", 0), epoch=0)
-    fence = Fence(subject=drafts.LEADER, seq=won.seqs[0])
-
-    rows: dict[str, list[float]] = {}
-
-    def note(row: str, value: float) -> None:
-        rows.setdefault(row, []).append(value)
-
     for n in range(args.rounds):
         ours = await latency_ours(url, f"m{n}", args.messages)
         bare = await latency_bare(url, f"b{n}", args.messages, 520)
         for q in (50, 99):
-            note(f"ours p{q}", quantile(ours, q / 100))
-            note(f"bare p{q}", quantile(bare, q / 100))
-            note(f"ratio p{q}", quantile(ours, q / 100) / quantile(bare, q / 100))
-        took = await decisions(log, n, args.decisions, fence)
-        note("decision p50", quantile(took, 0.5))
-        note("decision p99", quantile(took, 0.99))
+            rows.note(f"ours p{q}", quantile(ours, q / 100))
+            rows.note(f"bare p{q}", quantile(bare, q / 100))
+            rows.note(f"ratio p{q}", quantile(ours, q / 100) / quantile(bare, q / 100))
     await fill(log, args.events)
-    for _ in range(args.rounds):
-        ours_rate, bare_rate = await replay_ours(log), await replay_bare(url)
-        note("replay ours", ours_rate)
-        note("replay bare", bare_rate)
-        note("replay ratio", ours_rate / bare_rate)
+    events = (await log.identity()).last_seq
+    for n in range(args.rounds):
+        rates: dict[str, float] = {}
+        for name, replay in (
+            ("memory", replay_ours(log)),
+            ("sqlite", replay_sqlite(log, folder / f"replay{n}.sqlite")),
+            ("bare", replay_bare(url)),
+        ):
+            cpu = time.process_time()
+            rates[name] = await replay
+            rows.note(f"replay {name}", rates[name])
+            rows.note(f"replay {name} cpu", (time.process_time() - cpu) / events * 1e6)
+        for name in ("memory", "sqlite"):
+            rows.note(f"replay {name} ratio", rates[name] / rates["bare"])
     await connection.close()
 
+
+def tell(rows: Rows, args: argparse.Namespace, places: Sequence[str]) -> None:
     print(f"median of {args.rounds} rounds (spread)")
     for q, target in ((50, "under 2"), (99, "under 5")):
         print(
-            f"append -> applied elsewhere p{q}  {show(rows[f'ours p{q}'])} ms   "
-            f"bare {show(rows[f'bare p{q}'])} ms   ratio {show(rows[f'ratio p{q}'])}   target {target}"
+            f"append -> applied elsewhere p{q}  {rows.show(f'ours p{q}')} ms   "
+            f"bare {rows.show(f'bare p{q}')} ms   ratio {rows.show(f'ratio p{q}')}   target {target}"
         )
-    print(
-        f"decision of four stored p50      {show(rows['decision p50'])} ms   "
-        f"p99 {show(rows['decision p99'])} ms   target p50 under 5 ms"
-    )
-    print(
-        f"replay into memory               {show(rows['replay ours'], 0)} /s   "
-        f"bare {show(rows['replay bare'], 0)} /s   ratio {show(rows['replay ratio'])}   target 0.7 or more"
-    )
+    for where in places:
+        target = "   target p50 under 5 ms" if where == "disk" else ""
+        print(
+            f"decision of four, store on {where:8} p50 {rows.show(f'{where} ours p50')} ms   "
+            f"bare batch {rows.show(f'{where} bare p50')} ms   "
+            f"ratio {rows.show(f'{where} ratio')}{target}"
+        )
+        print(
+            f"  p99 {rows.show(f'{where} ours p99')} ms, bare {rows.show(f'{where} bare p99')} ms; "
+            f"CPU {rows.show(f'{where} ours cpu')} ms, bare {rows.show(f'{where} bare cpu')} ms, "
+            f"server {rows.show(f'{where} ours server cpu')} and "
+            f"{rows.show(f'{where} bare server cpu')} ms"
+        )
+    for name in ("memory", "sqlite"):
+        print(
+            f"replay of {args.events:,} into {name}  {rows.show(f'replay {name}', 0)} /s   "
+            f"bare {rows.show('replay bare', 0)} /s   "
+            f"ratio {rows.show(f'replay {name} ratio')}   target 0.7 or more"
+        )
+        print(
+            f"  CPU per event {rows.show(f'replay {name} cpu', 1)} us, "
+            f"bare {rows.show('replay bare cpu', 1)} us"
+        )
 
 
 def main() -> int:
@@ -302,7 +465,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=400)
     parser.add_argument("--decisions", type=int, default=200)
-    parser.add_argument("--events", type=int, default=60_000)
+    parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.read:
@@ -310,8 +473,18 @@ def main() -> int:
         read = read_ours if kind == "ours" else read_bare
         sys.stdout.write(json.dumps(uvloop.run(read(url, subject, int(count)))))
         return 0
-    with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder)) as server:
-        uvloop.run(measure(server.url, args))
+    rows = Rows()
+    places = {"disk": None, "memory": Path("/dev/shm")}
+    for where, base in places.items():
+        with (
+            tempfile.TemporaryDirectory(dir=base) as folder,
+            NatsServer(Path(folder)) as server,
+        ):
+            process = psutil.Process().children()[0]
+            uvloop.run(measure_decisions(server.url, process, args, rows, where))
+            if where == "disk":
+                uvloop.run(measure(server.url, Path(folder), args, rows))
+    tell(rows, args, tuple(places))
     return 0
 
 
