@@ -51,16 +51,14 @@ def register(
     @click.option(
         "--ctx-pool",
         type=int,
-        default=16384,
-        show_default=True,
-        help="Tokens that all slots of an engine divide.",
+        default=0,
+        help="Tokens that all slots of an engine divide.  [default: 16384]",
     )
     @click.option(
         "--context-length",
         type=int,
-        default=4096,
-        show_default=True,
-        help="Tokens one request may use.",
+        default=0,
+        help="Tokens one request may use.  [default: 4096, or all the model was trained for]",
     )
     @click.option("--revision", help="Branch, tag or commit; the default branch otherwise.")
     @click.option("--plan", is_flag=True, help="Only show what would be done, and change nothing.")
