@@ -16,6 +16,7 @@ from controlplane.ctl.commanding import carry_out
 from controlplane.ctl.connect import Api, Place, open_log
 from controlplane.ctl.failures import CtlError
 from controlplane.ctl.show import age, console, print_fields, print_json, print_table, size
+from events.log import EventLog, Recorded
 from schemas.commands import (
     CommandBody,
     JobCancel,
@@ -26,6 +27,7 @@ from schemas.commands import (
     MirrorVerify,
     Outcome,
 )
+from schemas.file import File
 
 Row = Mapping[str, Any]
 REGISTRY_S: Final = 120.0
@@ -58,7 +60,44 @@ async def remove(place: Place, what: str, timeout_s: float) -> None:
 
 
 async def verify(place: Place, what: str, timeout_s: float) -> None:
-    await send(place, MirrorVerify(what=what), timeout_s)
+    """Has files read again and prints what came of each. Raises CtlError when one is not as it was."""
+    async with open_log(place) as log:
+        body = MirrorVerify(what=what)
+        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+        tell(outcome)
+        files = [ref for ref in outcome.refs if ref.startswith(f"{place.prefix}.evt.file.")]
+        bad = await _verified(log, files) if files else 0
+    if bad:
+        raise CtlError(
+            f"{bad} of {len(files)} files are not what they were; a job retry fetches them"
+        )
+
+
+async def _verified(log: EventLog, subjects: list[str]) -> int:
+    """Waits until none of these files is being read; how many failed."""
+    follower = log.follow(subjects)
+    left = set(subjects)
+    bad = 0
+    try:
+        while left:
+            for item in (await follower.next()).items:
+                if not isinstance(item, Recorded) or item.subject not in left:
+                    continue
+                file = item.state
+                if isinstance(file, File) and any(c.phase == "verifying" for c in file.copies):
+                    continue
+                left.discard(item.subject)
+                failed = (
+                    [c for c in file.copies if c.phase == "failed"]
+                    if isinstance(file, File)
+                    else []
+                )
+                bad += bool(failed)
+                path = f"{file.repo}/{file.path}" if isinstance(file, File) else item.key[0]
+                print(f"{path}: {failed[0].reason if failed else 'as it was'}")
+    finally:
+        await follower.close()
+    return bad
 
 
 async def collect(place: Place, timeout_s: float, *, dry_run: bool) -> None:
