@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import uvloop
 
+from gateway.app import calm_collector
 from tests.support.aio import until
 from tests.support.gateway_yard import chat, memory_yard
 from tests.support.scripted import scripted
@@ -71,6 +72,7 @@ async def round_of(count: int) -> Round:
             await yard.model()
             gateway = await yard.gateway(wait_s=60.0, waiting_requests=count)
             gateway.timelines._per_model = count
+            calm_collector()
             asking = await asyncio.create_subprocess_exec(
                 sys.executable,
                 __file__,

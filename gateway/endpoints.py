@@ -68,22 +68,25 @@ class Sending:
         self._made: Outgoing | None = None
         self._made_for = ""
 
-    async def outgoing(self, model: str) -> Outgoing:
+    def made(self, model: str) -> Outgoing | None:
+        """What `make` made for this model, if it did."""
+        return self._made if self._made_for == model else None
+
+    async def make(self, model: str) -> Outgoing:
         """What an engine of `model` is sent, but for its key; an alias becomes the catalog's name."""
-        if self._made is None or self._made_for != model:
-            request = self.request
-            body: BodySource = request.body
-            if self.name != model:
-                spans = model_spans(await request.body.read_all())
-                body = PatchedBody(request.body, spans, msgspec.json.encode(model))
-            query = request.query.decode("latin-1")
-            target = f"{self.path}?{query}" if query else self.path
-            # The body is JSON whatever its label said.
-            kept = [h for h in request.headers.items if h[0] != b"content-type"]
-            headers = engine_request_headers(kept, extra=(JSON_TYPE,))
-            self._made = Outgoing("POST", target, headers, body)
-            self._made_for = model
-        return self._made
+        request = self.request
+        body: BodySource = request.body
+        if self.name != model:
+            spans = model_spans(await request.body.read_all())
+            body = PatchedBody(request.body, spans, msgspec.json.encode(model))
+        query = request.query.decode("latin-1")
+        target = f"{self.path}?{query}" if query else self.path
+        # The body is JSON whatever its label said.
+        kept = [h for h in request.headers.items if h[0] != b"content-type"]
+        headers = engine_request_headers(kept, extra=(JSON_TYPE,))
+        self._made = made = Outgoing("POST", target, headers, body)
+        self._made_for = model
+        return made
 
 
 class _Lost(Exception):
@@ -218,7 +221,8 @@ class Inference:
         if isinstance(ticket, Answer):
             return ticket
         try:
-            await sending.outgoing(model.name)
+            if sending.made(model.name) is None:
+                await sending.make(model.name)
             outcome = await ticket.outcome
         except BaseException:
             gateway.leave(ticket)
@@ -263,7 +267,7 @@ class Inference:
             key = self._engine_key(replica)
             response = await self._client.send(
                 replica.endpoint,
-                await sending.outgoing(run.model),
+                sending.made(run.model) or await sending.make(run.model),
                 key=None if key is None else key.encode("ascii"),
                 exchange=exchange,
             )

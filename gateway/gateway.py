@@ -143,8 +143,11 @@ class Gateway:
         """Chooses a replica of the route and counts the request on it, in one step."""
         replica = choose(route.candidates, self.usage.by_replica, key=self.id)
         assert replica is not None, "a route has candidates"
-        run = Run(model=route.model.name, replica=replica, abort=abort)
-        self._runs.setdefault(replica.id, set()).add(run)
+        run = Run(route.model.name, replica, abort)
+        runs = self._runs.get(replica.id)
+        if runs is None:
+            runs = self._runs[replica.id] = set()
+        runs.add(run)
         if self.usage.begin(run.model, replica.id):
             self.on_edge(False)
         return run

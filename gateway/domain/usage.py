@@ -21,8 +21,11 @@ class Usage:
         return self._by_replica
 
     def begin(self, model: str, replica: str) -> bool:
-        first_of_replica = _add(self._by_replica, replica)
-        return _add(self._by_model, model) or first_of_replica
+        of_replica = self._by_replica.get(replica, 0)
+        of_model = self._by_model.get(model, 0)
+        self._by_replica[replica] = of_replica + 1
+        self._by_model[model] = of_model + 1
+        return not (of_replica and of_model)
 
     def end(self, model: str, replica: str, now_s: float, *, used: bool) -> bool:
         """`used`: an answer went to the client; a request that moved on says nothing about use."""
@@ -41,11 +44,6 @@ class Usage:
     def forget_model(self, model: str) -> None:
         """The catalog has it no more."""
         self._last_use_s.pop(model, None)
-
-
-def _add(counts: dict[str, int], key: str) -> bool:
-    counts[key] = counts.get(key, 0) + 1
-    return counts[key] == 1
 
 
 def _subtract(counts: dict[str, int], key: str) -> bool:

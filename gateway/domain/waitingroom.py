@@ -93,7 +93,14 @@ class WaitingRoom:
 
     def release(self, key: Key) -> tuple[Waiter, ...]:
         """Everybody who waits for `key`, in order of arrival; the caller lets them go on."""
-        return self._take_where(key, lambda _: True)
+        waiting = self._by_key.pop(key, None)
+        if waiting is None:
+            return ()
+        del self._bytes[key]
+        for ticket in waiting:
+            del self._key_of[ticket]
+        self._compact()
+        return tuple(waiting.values())
 
     def refuse(self, key: Key, *, decided_at: int) -> tuple[Waiter, ...]:
         """Those of `key` that joined before the event `decided_at`: it is the answer to their wish.
@@ -152,7 +159,7 @@ class WaitingRoom:
         """Deadlines still kept, those of requests long gone included."""
         return len(self._deadlines)
 
-    # -- the only two places that take a ticket out ----------------------------------------------
+    # -- taking a ticket out; `release` does it for all of a key at once ----------------------------------------------
 
     def _take_where(self, key: Key, wanted: Callable[[Waiter], bool]) -> tuple[Waiter, ...]:
         taken = tuple(w for w in self._by_key.get(key, {}).values() if wanted(w))

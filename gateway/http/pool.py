@@ -20,9 +20,9 @@ class Opening:
 
     __slots__ = ("began", "deadline", "made", "task")
 
-    def __init__(self, made: "asyncio.Future[EngineConnection]", deadline: float) -> None:
+    def __init__(self, made: "asyncio.Future[EngineConnection]") -> None:
         self.made = made
-        self.deadline = deadline
+        self.deadline = 0.0
         self.began = False
         self.task: asyncio.Task[None] | None = None
 
@@ -72,7 +72,7 @@ class Pool:
         self._limits = limits
         self._idle: deque[EngineConnection] = deque()
         self._asked: list[Opening] = []  # begun together in the loop's next round
-        self._openings: dict[Opening, None] = {}  # begun or asked for, in order of their deadlines
+        self._openings: dict[Opening, None] = {}  # begun, in order of their deadlines
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._all_closed: asyncio.Future[None] | None = None
@@ -101,13 +101,10 @@ class Pool:
             raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
         if self._closing:
             raise ConnectFailed("this gateway is closing")
-        opening = Opening(
-            self.loop.create_future(), self.loop.time() + self._limits.connect_timeout_s
-        )
+        opening = Opening(self.loop.create_future())
         if not self._asked:
             self.loop.call_soon(self._begin)
         self._asked.append(opening)
-        self._openings[opening] = None
         exchange.bind(opening.abort)
         try:
             connection = await opening.made
@@ -138,7 +135,7 @@ class Pool:
             self._timer.cancel()
             self._timer = None
         self._idle.clear()
-        for opening in list(self._openings):
+        for opening in (*self._asked, *self._openings):
             opening.fail(ConnectFailed("the connection to the engine closed at once"))
         for connection in list(self.connections):
             connection.close()
@@ -157,7 +154,10 @@ class Pool:
     def _begin(self) -> None:
         """Begins all connections asked for since the last round."""
         asked, self._asked = self._asked, []
+        deadline = self.loop.time() + self._limits.connect_timeout_s
         for opening in asked:
+            opening.deadline = deadline
+            self._openings[opening] = None
             opening.task = self.loop.create_task(self._open(opening))
         if self._limits.connect_timeout_s and self._timer is None and not self._closing:
             self._watch()
