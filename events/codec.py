@@ -46,9 +46,16 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class _EventType(Struct, frozen=True, kw_only=True):
+    tag: str
+    tombstone: bool
     noun: Noun
     change: Any
     state: Any
+
+
+def is_tombstone(type_: str) -> bool:
+    """Whether a short type ends its aggregate."""
+    return type_.endswith(".deleted")
 
 
 def _event_types() -> dict[str, _EventType]:
@@ -57,11 +64,22 @@ def _event_types() -> dict[str, _EventType]:
         state: Any = msgspec.json.Decoder(noun.state)
         for event in noun.events:
             tag = str(event.__struct_config__.tag)
-            types[tag] = _EventType(noun=noun, change=msgspec.json.Decoder(event), state=state)
+            types[tag] = _EventType(
+                tag=tag,
+                tombstone=is_tombstone(tag),
+                noun=noun,
+                change=msgspec.json.Decoder(event),
+                state=state,
+            )
     return types
 
 
 _TYPES: Final = _event_types()
+_CURRENT: Final = {
+    (TYPE_PREFIX + kind.tag, f"{SCHEMA_PREFIX}{kind.noun.name}:{kind.noun.version}"): kind
+    for kind in _TYPES.values()
+}
+"""What programs of this version write, by an envelope's type and dataschema: nearly every event."""
 _ENVELOPE: Final = msgspec.json.Decoder(Envelope)
 _ENCODER: Final = msgspec.json.Encoder()
 _NULL: Final = Raw(b"null")
@@ -95,11 +113,6 @@ def place_of(subject: str, prefix: str = PREFIX) -> Place:
             f"{subject!r} should name {noun} by {', '.join(spec.tokens) or 'nothing'}"
         )
     return Place(noun=noun, key=key, spec=spec)
-
-
-def is_tombstone(type_: str) -> bool:
-    """Whether a short type ends its aggregate."""
-    return type_.endswith(".deleted")
 
 
 def encode_event(
@@ -169,31 +182,35 @@ def decode_event(message: StoredMessage, prefix: str = PREFIX) -> Recorded | Bro
         place = place_of(message.subject, prefix)
     except NotASubject as error:
         return broken(str(error))
-    if not envelope.type.startswith(TYPE_PREFIX):
-        return broken(f"foreign type {envelope.type!r}")
-    tag = envelope.type[len(TYPE_PREFIX) :]
-
-    kind = _TYPES.get(tag)
-    if place.spec is None or kind is None:  # 5
-        return _recorded(message, envelope, place, tag, f"unknown type {tag}")
-    if kind.noun.name != place.noun:
-        return broken(f"wrong subject: {tag} is no event of {place.noun}")
-    version = _version_of(envelope.dataschema, place.noun)
-    if version is None:
-        return broken(f"dataschema {envelope.dataschema!r} does not name {place.noun}")
-    if version > kind.noun.version:  # 6
-        return _recorded(message, envelope, place, tag, f"version {version} of {place.noun}")
-    try:
-        data = envelope.data
+    data = envelope.data
+    kind = _CURRENT.get((envelope.type, envelope.dataschema))
+    if kind is None or kind.noun is not place.spec:
+        if not envelope.type.startswith(TYPE_PREFIX):
+            return broken(f"foreign type {envelope.type!r}")
+        tag = envelope.type[len(TYPE_PREFIX) :]
+        kind = _TYPES.get(tag)
+        if place.spec is None or kind is None:  # 5
+            return _recorded(message, envelope, place, tag, f"unknown type {tag}")
+        if kind.noun.name != place.noun:
+            return broken(f"wrong subject: {tag} is no event of {place.noun}")
+        version = _version_of(envelope.dataschema, place.noun)
+        if version is None:
+            return broken(f"dataschema {envelope.dataschema!r} does not name {place.noun}")
+        if version > kind.noun.version:  # 6
+            return _recorded(message, envelope, place, tag, f"version {version} of {place.noun}")
         if version < kind.noun.version:
-            data = _lifted(data, place.noun, version, kind.noun.version)
+            try:
+                data = _lifted(data, place.noun, version, kind.noun.version)
+            except NoUpcast as error:
+                return broken(str(error))
+            except (*UNREADABLE, TypeError) as error:
+                return broken(f"body of {tag}: {error}")
+    try:
         event = kind.change.decode(data.change)  # 7
-        state = None if is_tombstone(tag) else kind.state.decode(data.state)
-    except NoUpcast as error:
-        return broken(str(error))
+        state = None if kind.tombstone else kind.state.decode(data.state)
     except (*UNREADABLE, TypeError) as error:
-        return broken(f"body of {tag}: {error}")
-    return _recorded(message, envelope, place, tag, None, event, state)
+        return broken(f"body of {kind.tag}: {error}")
+    return _recorded(message, envelope, place, kind.tag, None, event, state)
 
 
 def _recorded(

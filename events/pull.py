@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_NS: Final = 1_000_000_000
+_SOURCED: Final = SOURCE.encode()
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -174,18 +175,17 @@ class StandingPull:
         """Takes delivered messages up to the first gap in the consumer's own count."""
         taken: list[tuple[StoredMessage, int]] = []
         messages = self._messages
+        expected = self._expected_consumer_seq
         while messages and len(taken) < limit:
             message = messages.popleft()
             # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<delivered>.<seq>.<count>.<time>.<pending>[.<token>]
             fields = message.reply.split(".")
             at = 4 if len(fields) < 11 else 6
-            if int(fields[at + 2]) != self._expected_consumer_seq:
-                self._ended = (
-                    f"expected delivery {self._expected_consumer_seq}, got {fields[at + 2]}"
-                )
+            if int(fields[at + 2]) != expected:
+                self._ended = f"expected delivery {expected}, got {fields[at + 2]}"
                 messages.clear()
                 break
-            self._expected_consumer_seq += 1
+            expected += 1
             nanos = int(fields[at + 3])
             taken.append(
                 (
@@ -194,11 +194,12 @@ class StandingPull:
                         subject=message.subject,
                         payload=message.data,
                         stored_at=_EPOCH + timedelta(microseconds=nanos // 1000),
-                        origin=origin_of(message.header(SOURCE)),
+                        origin=origin_of(message.header(SOURCE)) if _SOURCED in message.head else 0,
                     ),
                     int(fields[at + 4]),
                 )
             )
+        self._expected_consumer_seq = expected
         return taken
 
     def _on_message(self, message: Message) -> None:
