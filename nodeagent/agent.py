@@ -5,6 +5,7 @@ taken over from an earlier agent by the inheritance. It places nothing and judge
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from nodeagent.logs_rpc import Logs, LogsRpc
 from nodeagent.ownlog import Head, OwnSubjects, node_subject, plan_subject, read_own, read_subjects
 from nodeagent.reporter import Deposed, Reporter
 from nodeagent.tools import Processes, Tools
-from schemas.beacons import GatewayBeacon, LogsRequest
+from schemas.beacons import GatewayBeacon, LogsRequest, MirrorBeacon
 from schemas.node import CardInfo, Node, NodeStarted, NodeStopped
 from schemas.plan import Plan, Stop
 
@@ -334,17 +335,17 @@ class Agent:
             return False
 
     async def _converse(self) -> None:
-        """Hears gateways and answers for logs as long as the agent lives."""
+        """Hears gateways and mirrors and answers for logs as long as the agent lives."""
         rpc = LogsRpc(self._a.launches, self._id)
-        hearing = await self._a.wire.on_beacon("gateway", GatewayBeacon, self._a.gateways.hear)
-        try:
-            serving = await self._a.wire.serve("replica_logs", self._id, LogsRequest, rpc.answer)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await serving.close()
-        finally:
-            await hearing.close()
+        wire = self._a.wire
+        async with contextlib.AsyncExitStack() as talks:
+            hearing = await wire.on_beacon("gateway", GatewayBeacon, self._a.gateways.hear)
+            talks.push_async_callback(hearing.close)
+            mirrors = await wire.on_beacon("mirror", MirrorBeacon, self._a.tools.files.hear)
+            talks.push_async_callback(mirrors.close)
+            serving = await wire.serve("replica_logs", self._id, LogsRequest, rpc.answer)
+            talks.push_async_callback(serving.close)
+            await asyncio.Event().wait()
 
     # Leaving.
 

@@ -21,18 +21,20 @@ from events.ids import utc_now
 from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import EventLog, Wire
 from events.roles import agent_user, inbox_prefix
-from events.secrets import engine_key, node_secret_path, read_secret, secrets_folder
+from events.secrets import engine_key, mirror_token, node_secret_path, read_secret, secrets_folder
 from events.service import EXIT_DEPOSED, EXIT_LOCKED, FatalError, Service
 from events.subjects import encode_token
 from nodeagent import memory
 from nodeagent.agent import Agent, Around, Unreadable
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
+from nodeagent.domain.assignments import needed_keys
 from nodeagent.domain.inventory import BadInventory, cards_of
 from nodeagent.domain.ports import PortBook
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
 from nodeagent.drivers.llamacpp import LlamacppDriver
+from nodeagent.files.fetches import Files
 from nodeagent.fleet import Fleet
 from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import Launcher
@@ -121,12 +123,17 @@ async def open_agent(
     drivers: Mapping[EngineName, Driver],
     key_of: Callable[[str], str],
     secrets: SecretReader,
+    files_folder: Path | None = None,
+    mirror_token: str = "",
     prefix: str = "yard",
     times: Times = DEFAULT_TIMES,
     port_is_free: Callable[[int], bool] = memory.port_is_free,
     make_launcher: Callable[[Path, Path], Launcher] = Launcher,
 ) -> AsyncIterator[Agent]:
-    """An agent on `folder` (its part of the data folder), ready to run. Raises Locked."""
+    """An agent on `folder` (its part of the data folder), ready to run. Raises Locked.
+
+    `files_folder` holds fetched files, by default below `folder`; `mirror_token` is shown to mirrors.
+    """
     loop = asyncio.get_running_loop()
     with locked(folder / "lock"):
         journal, remembered = await Journal.open(folder / "journal.sqlite")
@@ -149,11 +156,21 @@ async def open_agent(
                 now=utc_now,
             )
             gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
+            files = Files(
+                files_folder or folder / "files",
+                node=node.id,
+                wire=wire,
+                token=mirror_token,
+                needed=lambda: needed_keys(books.held.values()),
+                settings=settings,
+            )
             tools = Tools(
                 books=books,
                 processes=launcher,
                 drivers=drivers,
                 gateways=gateways,
+                files=files,
+                port_is_free=port_is_free,
                 engine_key=key_of,
                 secrets=secrets,
                 now=utc_now,
@@ -238,6 +255,8 @@ async def run(service: Service, ending: Ending) -> None:
             wire=JetStreamWire(connection),
             drivers=drivers,
             key_of=partial(engine_key, secret),
+            files_folder=data / "files",
+            mirror_token=mirror_token(secret, service.id),
             secrets=secrets_in(secrets_folder(data)),
             prefix=prefix,
             times=Times(endings_after_s=service.settings.controlplane.endings_after_s),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nodeagent.domain.assignments import Held
 from nodeagent.launching import Ended, LaunchEnded
 from nodeagent.tools import Tools
-from schemas.replica import ReplicaFailed, ReplicaStopFailed, ReplicaStopped
+from schemas.replica import ReplicaFailed, ReplicaStopFailed, ReplicaStopped, ReplicaWithdrawn
 
 LOG = logging.getLogger(__name__)
 
@@ -70,9 +70,10 @@ class Ending:
         self._t.books.returning(self._name)
         if held.ending or held.replica.phase == "draining":
             held = replace(held, replica=replace(held.replica, code=None))
-            self._t.books.say(
-                held, ReplicaStopped(exit_status=ended.exit_status), reason="ended while draining"
-            )
+            fetched = held.replica.phase != "fetching"
+            event = ReplicaStopped(exit_status=ended.exit_status) if fetched else ReplicaWithdrawn()
+            told = "ended while draining" if fetched else "withdrawn while its files were fetched"
+            self._t.books.say(held, event, reason=told)
         else:
             self._say_failed(held, ended.code, _story(ended))
         await self._give_back(freed)
@@ -136,7 +137,12 @@ class Ending:
     def never_began(self) -> None:
         """The wish to stop came before there was a process."""
         self._t.books.returning(self._name)
-        self._t.books.say(self._held, ReplicaStopped(), reason="stopped before its engine began")
+        if self._held.replica.phase == "fetching":
+            reason = "withdrawn while its files were fetched; what came of them stays"
+            self._t.books.say(self._held, ReplicaWithdrawn(), reason=reason)
+        else:
+            reason = "stopped before its engine began"
+            self._t.books.say(self._held, ReplicaStopped(), reason=reason)
         self._t.books.release(self._name, freed_bytes=0)
 
     def not_started(self, code: str, reason: str) -> None:

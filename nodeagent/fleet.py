@@ -27,6 +27,7 @@ from schemas.replica import (
     TERMINAL_PHASES,
     Replica,
     ReplicaDraining,
+    ReplicaFetching,
     ReplicaReady,
     ReplicaRefused,
     ReplicaStarting,
@@ -159,6 +160,12 @@ class Fleet:
                 self._books.say(held, ReplicaRefused(card_revs=revs), reason=reason)
             case assignments.Withdraw(item=item, replica=name):
                 held = self._books.held.get(name)
+                if held is not None and held.replica.phase == "fetching":
+                    # It has a lease and a fetch; its supervisor ends both and says so.
+                    stop = item.stop if item is not None else None
+                    self._books.note(replace(held, stop=stop, ending=True))
+                    self._wake(name)
+                    return
                 if held is None and item is not None:
                     held = self._fresh(item)
                 if held is not None:
@@ -185,18 +192,23 @@ class Fleet:
                 self._unheard.pop(name, None)
 
     def _start(self, action: assignments.Start) -> None:
+        """Reserves and reports in one step. What is not on this node yet is fetched first, then started."""
         item = action.item
+        here = self._tools.files.local(item.launch.source) is not None
         try:
-            port = self._books.take_port(self._port_is_free)
+            port = self._books.take_port(self._port_is_free) if here else 0
         except NoPort as error:
             self._books.say(self._fresh(item), ReplicaRefused(), reason=str(error))
             return
         self._books.lease(action.cards, item.replica)
         held = replace(self._fresh(item), port=port)
-        replica = replace(held.replica, started_at=self._now())
-        durable = self._books.say(replace(held, replica=replica), ReplicaStarting(port=port))
+        if here:
+            held = replace(held, replica=replace(held.replica, started_at=self._now()))
+            durable = self._books.say(held, ReplicaStarting(port=port))
+        else:
+            durable = self._books.say(held, ReplicaFetching(source=item.launch.source))
         LOG.info(
-            "replica starts",
+            "replica starts" if here else "replica fetches",
             extra={"replica": item.replica, "model": item.launch.model, "cause": item.cause},
         )
         self.supervise(Supervisor(self._tools, item.replica, durable=durable))

@@ -1,4 +1,4 @@
-"""Brings one engine up: starts its process and waits until it answers, or says why that came to nothing.
+"""Brings one engine up: gets its files, starts its process and waits until it answers, or says why not.
 
 It tells what happened and says nothing to the log; the supervisor does. How often to ask and when a load
 counts as stuck is decided in `domain/starts.py`.
@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nodeagent.domain import starts
 from nodeagent.domain.assignments import Held
 from nodeagent.drivers.driver import Driver, EngineStart, StartRefused
+from nodeagent.files.fetches import FetchFailed
 from nodeagent.launching import Ended, LaunchFault, Running
 from nodeagent.tools import HOST, Tools
 from nodeagent.waking import pause, unless_woken
@@ -68,6 +70,32 @@ class Loading:
         """The engine said over its pipe that it is ready."""
         self._said_ready = True
         self._said_load_s = load_s
+
+    async def fetch(self) -> NotStarted | None:
+        """Makes the files be on this node; None when they are, or when the wish to stop came first.
+
+        An interrupted fetch leaves what came, for whoever wants the same files next.
+        """
+        launch = self._held().launch
+        if launch is None:
+            return None
+        fetching = asyncio.ensure_future(self._t.files.obtain(launch.source, self._name))
+        try:
+            while not (fetching.done() or self._over()):
+                self._wake.clear()
+                woken = asyncio.ensure_future(self._wake.wait())
+                try:
+                    await asyncio.wait({fetching, woken}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    woken.cancel()
+            if fetching.done():
+                await fetching
+        except FetchFailed as failed:
+            return NotStarted(code=failed.code, reason=f"not fetched: {failed.sentence}")
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        return None
 
     async def begin(self, durable: Awaitable[None] | None) -> Running | Ended | NotStarted | None:
         """Starts the process. None when the wish to stop came first: nothing was started."""
@@ -143,9 +171,13 @@ class Loading:
 
     async def _prepare(self, launch: Launch) -> EngineStart | StartRefused:
         """What to run. In a thread: the driver looks at files that may lie far away."""
+        local = self._t.files.local(launch.source)
+        if local is None:
+            sentence = f"the files of {launch.source} are not on this node any more"
+            return StartRefused(code="source_missing", sentence=sentence)
         return await asyncio.to_thread(
             self._t.drivers[launch.engine].prepare,
-            launch,
+            replace(launch, source=local),
             replica=self._name,
             host=HOST,
             port=self._held().port,

@@ -1,4 +1,4 @@
-"""Supervises one replica: starts its engine, learns that it is ready, drains it, has it ended.
+"""Supervises one replica: has its files fetched, starts its engine, learns that it is ready, drains it, has it ended.
 
 One task per replica and nobody else touches its process. What should happen is read from the books, where
 the plan's wishes stand; each step is level-triggered, so a wake too many is harmless. It never decides
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nodeagent.domain import drains
 from nodeagent.domain.assignments import Held
+from nodeagent.domain.ports import NoPort
 from nodeagent.ending import Ending
 from nodeagent.launching import Ended, LaunchEnded, Running
 from nodeagent.loading import Loaded, Loading, NotStarted, Stuck
@@ -22,7 +23,7 @@ from nodeagent.tools import Tools
 from nodeagent.waking import pause, unless_woken
 from schemas.beacons import EngineCounters
 from schemas.plan import Stop
-from schemas.replica import TERMINAL_PHASES, ReplicaReady
+from schemas.replica import TERMINAL_PHASES, ReplicaReady, ReplicaStarting
 
 LOG = logging.getLogger(__name__)
 
@@ -100,8 +101,11 @@ class Supervisor:
 
     async def run(self) -> None:
         """Works until the replica ended and its memory is back."""
+        held = self._t.books.held.get(self._name)
         if self._begun or await self._begin():
             await self._follow()
+        if held is not None and held.launch is not None:
+            self._t.files.used(held.launch.source)
 
     async def counters(self) -> EngineCounters:
         """What the engine says of its own work; nothing where it does not tell."""
@@ -153,7 +157,7 @@ class Supervisor:
 
     async def _begin(self) -> bool:
         """Brings the process into being; False when there is none and that was said."""
-        match await self._loading.begin(self._durable):
+        match await self._fetch() or await self._loading.begin(self._durable):
             case None:
                 self._ending.never_began()
                 return False
@@ -166,6 +170,27 @@ class Supervisor:
                 held = self._held
                 self._t.books.note(replace(held, replica=replace(held.replica, pid=pid)))
         return True
+
+    async def _fetch(self) -> NotStarted | None:
+        """Has the files of a replica in phase fetching brought here, then says that it starts.
+
+        That it fetches need not be durable: no process follows from it, and who forgot it fetches anew.
+        A starting one has its files; fetching again is for those that somebody took away since.
+        """
+        failed = await self._loading.fetch()
+        held = self._held
+        if failed is not None or held.ending or held.replica.phase != "fetching":
+            return failed
+        try:
+            # Only now: a fetch may take longer than a port that nobody listens on is left alone.
+            port = self._t.books.take_port(self._t.port_is_free)
+        except NoPort as error:
+            return NotStarted(code="spawn_failed", reason=str(error))
+        replica = replace(held.replica, started_at=self._t.now())
+        event = ReplicaStarting(port=port)
+        self._durable = self._t.books.say(replace(held, replica=replica, port=port), event)
+        LOG.info("replica starts", extra={"replica": self._name, "port": port})
+        return None
 
     async def _load(self) -> None:
         match await self._loading.wait():

@@ -8,6 +8,7 @@ from typing import Protocol
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.drivers.driver import Driver, EngineStart, SecretReader
+from nodeagent.files.fetches import Files
 from nodeagent.launching import Ended, LogPart, Running, StopResult
 from schemas.model import EngineName
 
@@ -43,6 +44,8 @@ class Tools:
     processes: Processes
     drivers: Mapping[EngineName, Driver]
     gateways: Gateways
+    files: Files
+    port_is_free: Callable[[int], bool]
     engine_key: Callable[[str], str]
     secrets: SecretReader
     now: Callable[[], datetime]

@@ -20,8 +20,8 @@ def fate(held: Held | None, told: Replica | None, found: Found) -> Fate:
     """What becomes of one replica id.
 
     1. the log says it is over, or nobody knows it or it ended, and yet it runs: killed.
-    2. remembered as alive and running: kept.
-    3. remembered as starting, and no process was ever begun: launched now, the id is unused.
+    2. remembered as alive and running: kept. Not one that only fetches: what runs there nobody knows.
+    3. remembered as fetching or starting, and no process was ever begun: gone on with, the id is unused.
     4. remembered as alive, and it is over: gone.
     5. else nothing is to be done.
     """
@@ -31,9 +31,9 @@ def fate(held: Held | None, told: Replica | None, found: Found) -> Fate:
     if over:
         return "kill" if found == "running" else "rest"  # 1, 5
     assert held is not None
-    if found == "running":
+    if found == "running" and held.replica.phase != "fetching":
         return "keep"  # 2
-    never_began = found == "nothing" and held.replica.phase == "starting"
+    never_began = found == "nothing" and held.replica.phase in ("fetching", "starting")
     if never_began and held.launch is not None and not held.ending:
         return "launch"  # 3
     return "gone"  # 4

@@ -5,13 +5,14 @@ reserves its leases in the same step. A replica id is started at most once, ever
 nothing: the supervisor does, and reports.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from msgspec import Struct
 
 from nodeagent.domain import leases
+from nodeagent.domain.files import key_of
 from schemas.card import Card
 from schemas.plan import Launch, Plan, PlanItem, Stop
 from schemas.replica import TERMINAL_PHASES, Replica
@@ -215,6 +216,16 @@ def stop_all(observed: Observed, stop: Stop) -> tuple[Action, ...]:
         if held.replica.phase not in TERMINAL_PHASES:
             actions.extend(_stopping(held, None, stop))
     return tuple(actions)
+
+
+def needed_keys(held: Iterable[Held]) -> frozenset[str]:
+    """The keys of the sets of files that replicas here need: of all that are not over."""
+    keys = (
+        key_of(one.launch.source)
+        for one in held
+        if one.launch is not None and one.replica.phase not in TERMINAL_PHASES
+    )
+    return frozenset(key for key in keys if key is not None)
 
 
 def due_endings(ended: Mapping[str, datetime], after_s: float, now: datetime) -> tuple[str, ...]:

@@ -251,6 +251,7 @@ async def running_agent(
     drivers: Mapping[EngineName, Driver] | None = None,
     key_of: Callable[[str], str] = lambda launch: f"key-of-{launch}",
     first_port: int = 0,
+    mirror_token: str = "",
     make_launcher: Callable[[Path, Path], Launcher] = Launcher,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -275,6 +276,7 @@ async def running_agent(
         drivers=drivers or {"command": CommandDriver()},
         key_of=key_of,
         secrets=no_secrets,
+        mirror_token=mirror_token,
         times=times,
         make_launcher=make_launcher,
     ) as agent:

@@ -1,0 +1,330 @@
+"""Makes the files of a set be on this node before a replica starts, and tells how far they are.
+
+One fetch per content however many replicas want it. It decides nothing of its own: what goes to make room,
+when a fetch failed and how soon the next attempt comes is decided in `domain/files.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from events.log import Wire
+from nodeagent.domain import files
+from nodeagent.domain.files import FETCH_FAILED, Fault, GiveUp, Limits, Tried
+from nodeagent.files.flights import Flights
+from nodeagent.files.mirrors import Mirrors
+from nodeagent.files.moving import Moving, Part, in_thread
+from nodeagent.files.source import Failed, FolderSource, HttpSource, Source, ask_manifest
+from nodeagent.files.store import Store, is_full
+from schemas import codes
+from schemas.beacons import MirrorBeacon
+from schemas.mirror import Manifest, ManifestFile
+from schemas.progress import FileProgress
+from schemas.settings import NodeagentSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TELL_EVERY_S: Final = 1.0
+RATE_OVER: Final = 6
+"""The rate is over so many of the moments at which progress is told."""
+
+STALL_S: Final = 30.0
+"""A mirror that sends nothing for so long is left for the next one."""
+
+
+class FetchFailed(Exception):
+    """The files could not be had: a code and a sentence for whoever wanted them."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+class Files:
+    """The fetched files of one node. One event loop owns it.
+
+    `needed` names the keys of sets that replicas of this node need, whatever their phase.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        node: str,
+        wire: Wire,
+        token: str,
+        needed: Callable[[], frozenset[str]],
+        settings: NodeagentSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = Store(folder)
+        self._node = node
+        self._wire = wire
+        self._token = token
+        self._needed = needed
+        self._limits = Limits(
+            budget_bytes=settings.files_budget_bytes, keep_free_bytes=settings.files_keep_free_bytes
+        )
+        self._no_progress_s = settings.fetch_no_progress_s
+        self._stall_s = min(STALL_S, max(settings.fetch_no_progress_s, 0.1))
+        self._mirror_folder = Path(settings.mirror_folder) if settings.mirror_folder else None
+        self._monotonic = monotonic
+        self._mirrors = Mirrors(monotonic)
+        self._slots = asyncio.Semaphore(max(settings.fetches, 1))
+        self._deciding = asyncio.Lock()
+        self._sets: Flights[Path] = Flights()
+        self._contents: Flights[None] = Flights()
+        self._promised: dict[str, dict[str, int]] = {}
+        self._manifests: dict[str, Manifest] = {}
+        self._moving: dict[str, Moving] = {}
+
+    def hear(self, name: str, beacon: MirrorBeacon) -> None:
+        """A mirror announced itself."""
+        self._mirrors.hear(name, beacon)
+
+    def local(self, source: str) -> str | None:
+        """What a driver is given for this source, when that is on this node now. Quick.
+
+        A path stays what it is; of a set it is the first file.
+        """
+        key = files.key_of(source)
+        if key is None:
+            return source
+        path = self._store.whole(key)
+        return str(path) if path is not None else None
+
+    def used(self, source: str) -> None:
+        """A replica is done with this source: it was in use until now."""
+        key = files.key_of(source)
+        if key is not None and files.is_sha256(key):
+            self._store.use(key)
+
+    async def obtain(self, source: str, replica: str) -> str:
+        """Makes the files of `source` be here; the path a driver is given.
+
+        Needs nobody when they are. Raises FetchFailed. Cancelled, it returns at once and leaves what came.
+        """
+        key = files.key_of(source)
+        if key is None:
+            return source
+        if not files.is_sha256(key):
+            raise FetchFailed(FETCH_FAILED, f"{source!r} names no file of a mirror")
+        if (path := self._store.whole(key)) is not None and not self._deciding.locked():
+            self._store.use(key)
+            return str(path)
+        telling = asyncio.create_task(self._tell(key, replica))
+        try:
+            return str(await self._sets.join(key, lambda: self._bring(key)))
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+
+    # One set.
+
+    async def _bring(self, key: str) -> Path:
+        """1. all of it is here. 2. what it consists of. 3. what a mirror's folder has. 4. room for the
+        rest. 5. the bytes. 6. their names."""
+        try:
+            async with self._deciding:
+                manifest = self._store.manifest(key)
+                if manifest is not None and not self._store.missing(manifest):  # 1
+                    return await _to_the_end(partial(self._store.name, manifest))
+            manifest = await self._manifest(key)  # 2
+            self._manifests[key] = manifest
+            async with self._deciding:
+                needed = self._needed() | self._sets.names()
+                promised = {k: v for others in self._promised.values() for k, v in others.items()}
+                reserve = partial(self._reserve, manifest, needed, promised)
+                self._promised[key] = await _to_the_end(reserve)  # 3, 4
+            await self._fetch_all(manifest)  # 5
+            async with self._deciding:
+                return await _to_the_end(partial(self._store.name, manifest))  # 6
+        except OSError as error:
+            code = codes.DISK_FULL if is_full(error) else FETCH_FAILED
+            raise FetchFailed(
+                code, f"the files cannot be kept on this node: {error.strerror} ({error.filename})"
+            ) from error
+        finally:
+            self._promised.pop(key, None)
+            self._manifests.pop(key, None)
+
+    def _reserve(
+        self, manifest: Manifest, needed: frozenset[str], promised: dict[str, int]
+    ) -> dict[str, int]:
+        """What is still to be fetched, by content, once there is room for it. In a thread.
+
+        Raises FetchFailed, OSError.
+        """
+        self._store.prepare()
+        if self._mirror_folder is not None:
+            for file in self._store.missing(manifest):
+                if self._store.link_from(self._mirror_folder, file):
+                    log.info("file linked", extra={"file": file.name, "sha256": file.sha256})
+        wanted = {file.sha256: file.bytes for file in self._store.missing(manifest)}
+        room = files.make_room(
+            wanted, self._store.look(promised), needed | {manifest.key}, self._limits
+        )
+        if isinstance(room, files.NoRoom):
+            raise FetchFailed(codes.DISK_FULL, room.sentence)
+        if room.sets or room.contents:
+            log.info("files evicted", extra={"sets": room.sets, "contents": room.contents})
+            self._store.evict(room.sets, room.contents)
+        self._store.remember(manifest)
+        return wanted
+
+    async def _fetch_all(self, manifest: Manifest) -> None:
+        missing = self._store.missing(manifest)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for file in missing:
+                    group.create_task(self._contents.join(file.sha256, partial(self._fetch, file)))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    # One manifest, one content.
+
+    async def _manifest(self, key: str) -> Manifest:
+        """What a mirror says the set consists of. Raises FetchFailed when none says it in time."""
+        tried, began = Tried(), self._monotonic()
+        while True:
+            urls = self._mirrors.urls()
+            for url in urls:
+                try:
+                    body = await in_thread(
+                        lambda stopper, url=url: ask_manifest(
+                            url, key, self._token, self._stall_s, stopper
+                        )
+                    )
+                    return _believed(body, key, url)
+                except Failed as failed:
+                    tried = _or_fail(files.after(tried, failed.fault))
+            await self._rest(tried, urls, self._monotonic() - began)
+            tried = replace(tried, rounds=tried.rounds + 1)
+
+    async def _fetch(self, file: ManifestFile) -> None:
+        """Fetches one content from whoever has it. Raises FetchFailed."""
+        moving = Moving(total_bytes=file.bytes)
+        part = Part(self._store.partial(file.sha256), file, moving)
+        self._moving[file.sha256] = moving
+        tried = Tried()
+        try:
+            while True:
+                asked = time.monotonic()
+                async with self._slots:
+                    # Waiting for its turn is nobody's silence.
+                    moving.moved_at += time.monotonic() - asked
+                    before = moving.bytes
+                    sources = self._sources(file)
+                    for source in sources or (None,):
+                        what = "copying" if isinstance(source, FolderSource) else "fetching"
+                        try:
+                            await in_thread(partial(part.attempt, source, what))
+                        except Failed as failed:
+                            log.info("fetch interrupted", extra={"problem": str(failed)})
+                            tried = _or_fail(files.after(tried, failed.fault))
+                            continue
+                        await _to_the_end(partial(self._store.keep, file.sha256))
+                        log.info("file fetched", extra={"file": file.name, "sha256": file.sha256})
+                        return
+                names = tuple(source.name for source in sources)
+                rounds = tried.rounds + 1 if moving.bytes == before else 0
+                await self._rest(tried, names, time.monotonic() - moving.moved_at)
+                tried = replace(tried, rounds=rounds)
+        finally:
+            del self._moving[file.sha256]
+
+    def _sources(self, file: ManifestFile) -> tuple[Source, ...]:
+        """Who may have the content, best first: this machine, then the mirrors."""
+        here: tuple[Source, ...] = ()
+        if self._mirror_folder is not None and self._store.is_in(self._mirror_folder, file):
+            here = (FolderSource(self._mirror_folder, file.sha256),)
+        mirrors = (
+            HttpSource(url, file.key, file.sha256, self._token, self._stall_s)
+            for url in self._mirrors.urls()
+        )
+        return (*here, *mirrors)
+
+    async def _rest(self, tried: Tried, sources: tuple[str, ...], silent_s: float) -> None:
+        """Waits until the next round may begin. Raises FetchFailed when there is none."""
+        pause_s = files.next_pause_s(tried, sources, silent_s, self._no_progress_s)
+        if isinstance(pause_s, GiveUp):
+            raise FetchFailed(pause_s.code, pause_s.sentence)
+        await self._mirrors.new_one(pause_s)
+
+    # Progress.
+
+    async def _tell(self, key: str, replica: str) -> None:
+        """Tells how far the set is, at most once a second, until cancelled. Nobody needs to hear it."""
+        samples: deque[tuple[float, int]] = deque(maxlen=RATE_OVER)
+        while True:
+            told = self._progress(key, replica)
+            if told is not None:
+                samples.append((self._monotonic(), told.bytes))
+                rate = files.rate_bytes_s(samples)
+                await self._wire.progress(
+                    self._node, "fetch", replica, replace(told, rate_bytes_s=rate)
+                )
+            await asyncio.sleep(TELL_EVERY_S)
+
+    def _progress(self, key: str, replica: str) -> FileProgress | None:
+        """How far a set is now; None when it is here anyway or nobody knows yet what it consists of."""
+        manifest, promised = self._manifests.get(key), self._promised.get(key)
+        if manifest is None or not promised:
+            return None
+        total = sum(file.bytes for file in manifest.files)
+        moving = [self._moving[content] for content in promised if content in self._moving]
+        left = sum(
+            size - (self._moving[c].bytes if c in self._moving else self._store.here_bytes(c))
+            for c, size in promised.items()
+        )
+        what = next((m.what for m in moving if m.what != "hashing"), "hashing")
+        return FileProgress(
+            key=key,
+            bytes=total - left,
+            total_bytes=total,
+            what=what if moving else "fetching",
+            replica=replica,
+        )
+
+
+def _believed(body: bytes, key: str, url: str) -> Manifest:
+    """The manifest in a mirror's answer. Raises Failed when it is none."""
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+        problem = files.flaw(manifest, key)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        problem, manifest = str(error), None
+    if manifest is None or problem is not None:
+        sentence = f"the mirror at {url} told of the set what cannot be believed: {problem}"
+        raise Failed(Fault(kind="away", source=url, sentence=sentence))
+    return manifest
+
+
+def _or_fail(outcome: Tried | GiveUp) -> Tried:
+    if isinstance(outcome, GiveUp):
+        raise FetchFailed(outcome.code, outcome.sentence)
+    return outcome
+
+
+async def _to_the_end(work: Callable[[], T]) -> T:
+    """What `work` returns, done in a thread. A cancelled wait still waits: files half evicted or half
+    named must not meet the next decision."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

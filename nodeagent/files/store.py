@@ -1,0 +1,250 @@
+"""Keeps fetched files on this node's disk: each content once, and sets of names that lead to them.
+
+    blobs/<sha256>       whole contents, put in place by rename after their sha256 was compared
+    partial/<sha256>     contents on their way, as far as they came
+    sets/<key>.json      the manifest of a set; its time is when a replica used the set last
+    sets/<key>/<name>    hard links, so that shards lie beside each other under their own names
+
+Every function blocks and belongs in a thread, except where it says that it is quick. What goes and what
+stays is decided in `domain/files.py`.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from nodeagent.domain.files import Disk, StoredSet, flaw, is_sha256
+from schemas.mirror import Manifest, ManifestFile
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """The files below `folder`, which one agent owns. Nothing is made before the first fetch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._blobs = self._folder / "blobs"
+        self._partial = self._folder / "partial"
+        self._sets = self._folder / "sets"
+        self._prepared = False
+
+    # What is there.
+
+    def manifest(self, key: str) -> Manifest | None:
+        """The remembered manifest of a set; None when there is none that can be believed. Quick."""
+        if not is_sha256(key):
+            return None
+        try:
+            found = msgspec.json.decode(self._manifest_path(key).read_bytes(), type=Manifest)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return found if flaw(found, key) is None else None
+
+    def missing(self, manifest: Manifest) -> tuple[ManifestFile, ...]:
+        """The files of a set whose contents are not here whole, each content once. Quick."""
+        seen: set[str] = set()
+        absent: list[ManifestFile] = []
+        for file in manifest.files:
+            if file.sha256 not in seen and _size(self._blobs / file.sha256) != file.bytes:
+                absent.append(file)
+            seen.add(file.sha256)
+        return tuple(absent)
+
+    def whole(self, key: str) -> Path | None:
+        """Where the first file of a set lies when all of the set is here and named. Quick."""
+        manifest = self.manifest(key)
+        if manifest is None or self.missing(manifest):
+            return None
+        folder = self._sets / key
+        if any(_size(folder / file.name) != file.bytes for file in manifest.files):
+            return None
+        return folder / manifest.files[0].name
+
+    def partial(self, content: str) -> Path:
+        """Where the bytes of a content on its way lie."""
+        return self._partial / content
+
+    def here_bytes(self, content: str) -> int:
+        """How much of a content is here, whole or begun. Quick."""
+        return _size(self._blobs / content) or _size(self._partial / content) or 0
+
+    def look(self, promised_bytes: Mapping[str, int]) -> Disk:
+        """Everything that lies here. `promised_bytes` are whole sizes of contents being fetched.
+
+        Contents may become whole meanwhile; each then counts as what it was before.
+        """
+        self.prepare()
+        sets: list[StoredSet] = []
+        links: dict[int, int] = {}
+        for path in sorted(self._sets.iterdir()):
+            if path.is_dir():
+                for name in os.scandir(path):
+                    links[name.inode()] = links.get(name.inode(), 0) + 1
+            elif path.suffix == ".json":
+                manifest = self.manifest(path.stem)
+                named = manifest.files if manifest is not None else ()
+                contents = tuple(dict.fromkeys(file.sha256 for file in named))
+                used_at = datetime.fromtimestamp(_mtime(path), UTC)
+                sets.append(StoredSet(key=path.stem, used_at=used_at, contents=contents))
+        held: dict[str, int] = {}
+        for content, status in _contents(self._blobs):
+            # Links that are not ours are a mirror's: its bytes are there anyway.
+            shared = status.st_nlink > 1 + links.get(status.st_ino, 0)
+            held[content] = 0 if shared else status.st_size
+        for content, status in _contents(self._partial):
+            held[content] = held.get(content, 0) + status.st_size
+        disk = os.statvfs(self._folder)
+        return Disk(
+            sets=tuple(sets),
+            held_bytes=held,
+            promised_bytes={
+                content: max(size - self.here_bytes(content), 0)
+                for content, size in promised_bytes.items()
+            },
+            free_bytes=disk.f_bavail * disk.f_frsize,
+        )
+
+    # What changes.
+
+    def prepare(self) -> None:
+        """Makes the folders, and takes away what a killed agent left half named. Raises OSError."""
+        for folder in (self._blobs, self._partial, self._sets):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._prepared:
+            for folder in (self._blobs, self._sets):
+                for draft in folder.glob(".*"):
+                    draft.unlink(missing_ok=True)
+        self._prepared = True
+
+    def remember(self, manifest: Manifest) -> None:
+        """Keeps the manifest, so that the set is known without a mirror. Raises OSError."""
+        self.prepare()
+        draft = self._sets / f".{manifest.key}.{secrets.token_hex(4)}"
+        try:
+            draft.write_bytes(msgspec.json.encode(manifest))
+            draft.replace(self._manifest_path(manifest.key))
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def is_in(self, folder: Path, file: ManifestFile) -> bool:
+        """Whether a mirror's folder holds this content whole. Quick."""
+        return _size(folder / "blobs" / file.sha256) == file.bytes
+
+    def link_from(self, folder: Path, file: ManifestFile) -> bool:
+        """Takes a content of a mirror's folder on this disk by a link; False when that cannot be."""
+        if not self.is_in(folder, file):
+            return False
+        theirs = folder / "blobs" / file.sha256
+        try:
+            self._put_link(theirs, self._blobs / file.sha256)
+        except OSError as error:
+            log.info("not linked", extra={"file": str(theirs), "problem": str(error)})
+            return False
+        (self._partial / file.sha256).unlink(missing_ok=True)
+        return True
+
+    def keep(self, content: str) -> None:
+        """Makes a content that came whole one of the blobs. Raises OSError."""
+        (self._partial / content).replace(self._blobs / content)
+
+    def discard(self, content: str) -> None:
+        """Throws away what came of a content. Raises OSError."""
+        (self._partial / content).unlink(missing_ok=True)
+
+    def name(self, manifest: Manifest) -> Path:
+        """Gives every file of a set, all of whose contents are here, its name; where the first lies.
+
+        Raises OSError.
+        """
+        folder = self._sets / manifest.key
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for stray in {path.name for path in folder.iterdir()} - {f.name for f in manifest.files}:
+            (folder / stray).unlink()
+        for file in manifest.files:
+            blob, path = self._blobs / file.sha256, folder / file.name
+            if not _same(path, blob):
+                self._put_link(blob, path)
+        self.use(manifest.key)
+        return folder / manifest.files[0].name
+
+    def use(self, key: str) -> None:
+        """Remembers that a replica uses the set now. Quick."""
+        with contextlib.suppress(OSError):
+            os.utime(self._manifest_path(key))
+
+    def evict(self, sets: Collection[str], contents: Collection[str]) -> None:
+        """Removes sets, those of their contents no other set names, and stray `contents`.
+
+        Names go before contents: a kill in between leaves strays, never a name that leads nowhere.
+        """
+        going = set(contents)
+        for key in sets:
+            manifest = self.manifest(key)
+            if manifest is not None:
+                going.update(file.sha256 for file in manifest.files)
+            shutil.rmtree(self._sets / key, ignore_errors=True)
+            self._manifest_path(key).unlink(missing_ok=True)
+        for path in self._sets.glob("*.json"):
+            manifest = self.manifest(path.stem)
+            if manifest is not None:
+                going.difference_update(file.sha256 for file in manifest.files)
+        for content in sorted(going):
+            (self._blobs / content).unlink(missing_ok=True)
+            (self._partial / content).unlink(missing_ok=True)
+
+    def _manifest_path(self, key: str) -> Path:
+        return self._sets / f"{key}.json"
+
+    @staticmethod
+    def _put_link(target: Path, path: Path) -> None:
+        """A second name for a file, whole or not at all, whatever had that name before."""
+        draft = path.with_name(f".{secrets.token_hex(8)}")
+        try:
+            os.link(target, draft)
+            draft.replace(path)
+        finally:
+            # rename() of two links of one file does nothing and leaves both.
+            draft.unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or this user's share of it, has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as found:
+        for entry in found:
+            if is_sha256(entry.name):
+                with contextlib.suppress(FileNotFoundError):  # it just became whole
+                    yield entry.name, entry.stat()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _same(path: Path, blob: Path) -> bool:
+    try:
+        return path.samefile(blob)
+    except OSError:
+        return False
