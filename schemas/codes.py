@@ -38,7 +38,10 @@ NEEDS_TOKEN: Final = "needs_token"  # noqa: S105 - gated or private, and no HF_T
 LICENCE_NOT_ACCEPTED: Final = (
     "licence_not_accepted"  # gated, and this token's account has no access
 )
+TOKEN_REFUSED: Final = "token_refused"  # noqa: S105 - wrong, expired, or without that permission
 RATE_LIMITED: Final = "rate_limited"
+REPO_DISABLED: Final = "repo_disabled"  # the registry itself has taken it offline
+REGISTRY_ANSWER: Final = "registry_answer"  # it answered, and the answer makes no sense
 NO_GGUF: Final = "no_gguf"
 NO_SUCH_FILE: Final = "no_such_file"  # no file set matches; the sentence names what there is
 AMBIGUOUS: Final = "ambiguous"  # several quantisations match; the sentence names them
@@ -48,6 +51,7 @@ ARCHITECTURE_UNKNOWN: Final = "architecture_unknown"  # no node's engine loads i
 CONTEXT_TOO_LONG: Final = "context_too_long"
 NO_CAPACITY: Final = "no_capacity"  # fits on no node, even an empty one
 DISK_FULL: Final = "disk_full"
+DISK_FAILED: Final = "disk_failed"  # it could not be read or written, for another reason than space
 CHECKSUM_MISMATCH: Final = "checksum_mismatch"
 SIZE_MISMATCH: Final = "size_mismatch"
 NO_PROGRESS: Final = "no_progress"  # no byte came for the bound
