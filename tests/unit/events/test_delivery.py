@@ -221,3 +221,32 @@ def test_a_message_for_nobody_is_let_go() -> None:
         await asyncio.sleep(0)
 
     run(main())
+
+
+class _Idle:
+    """Stands for the queue that wakes the library's writer."""
+
+    def empty(self) -> bool:
+        return False
+
+
+def _written(client: Client, headers: dict[str, str] | None, payload: bytes) -> bytes:
+    client._status = Client.CONNECTED
+    client._flush_queue = _Idle()  # type: ignore[assignment]
+    run(client.publish("a.b", payload, "in.box", headers))
+    return b"".join(client._pending)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.none()
+    | st.dictionaries(
+        st.sampled_from(["Nats-Msg-Id", "Yard-Type", "X"]),
+        st.text(max_size=12) | st.sampled_from(["a\r\nNats-Rollup: all", "\n", " x ", "caf\u00e9"]),
+    ),
+    st.binary(max_size=50),
+)
+def test_a_published_message_is_the_librarys_byte_for_byte(
+    headers: dict[str, str] | None, payload: bytes
+) -> None:
+    assert _written(DirectClient(), headers, payload) == _written(Client(), headers, payload)
