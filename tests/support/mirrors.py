@@ -1,205 +1,78 @@
-"""A mirror in a test: serves sets and files over HTTP as a real one does, and misbehaves as told."""
+"""Small parts for tests of a mirror: model files, tasks to fetch them, stores, a fetch run to its end."""
 
 import hashlib
-import json
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
+from controlplane.domain.reports import FileFault, FileStored
+from controlplane.domain.work import Fetch
+from controlplane.mirror.domain.sources import Source, sources_of
+from controlplane.mirror.fetching import Fetcher
+from controlplane.mirror.store import Store
+from schemas.settings import ControlplaneSettings
+from tests.support.aio import run
+from tests.support.fileserver import FileServer
 
-from schemas.mirror import Manifest, ManifestFile
-
-TOKEN = "n1.token"
-PIECE = 64 * 1024
+REPO = "owner/repo"
+COMMIT = "c" * 40
 
 
-def a_sha256(content: bytes) -> str:
+def model_bytes(count: int, seed: int = 1) -> bytes:
+    """What looks like a model from outside: the magic, then noise."""
+    return b"GGUF" + random.Random(seed).randbytes(count - 4)
+
+
+def key_of(path: str, repo: str = REPO, commit: str = COMMIT) -> str:
+    return hashlib.sha256(f"{repo}@{commit}/{path}".encode()).hexdigest()
+
+
+def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def a_key(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+def task_for(content: bytes, path: str = "model.gguf", **changes: Any) -> Fetch:
+    fields: dict[str, Any] = {
+        "key": key_of(path),
+        "repo": REPO,
+        "commit": COMMIT,
+        "path": path,
+        "bytes": len(content),
+        "sha256": sha256(content),
+    }
+    return Fetch(**(fields | changes))
 
 
-def some_bytes(count: int, seed: int = 1) -> bytes:
-    """`count` bytes that look like nothing else, the same for a seed."""
-    block = hashlib.shake_256(str(seed).encode()).digest(1 << 16)
-    whole, rest = divmod(count, len(block))
-    return b"".join((i.to_bytes(4, "big") + block[4:]) for i in range(whole)) + block[:rest]
+def open_store(folder: Path, keep_free_bytes: int = 0) -> Store:
+    store = Store(folder / "mirror", keep_free_bytes=keep_free_bytes)
+    assert store.open() == ()
+    return store
 
 
-def a_manifest(name: str, *contents: bytes) -> Manifest:
-    """The manifest of a set of shards; its key is that of `name`'s first."""
-    files = tuple(
-        ManifestFile(
-            key=a_key(f"{name}-{i}"), name=f"{name}-{i}.gguf", bytes=len(c), sha256=a_sha256(c)
+def registry_sources(task: Fetch, server: FileServer, token: str | None = None) -> Sequence[Source]:
+    return sources_of(task, mirrors={}, mirror_token="", endpoint=server.url, registry_token=token)
+
+
+def fetched(
+    store: Store,
+    task: Fetch,
+    sources: Sequence[Source],
+    *,
+    no_progress_s: float = 5.0,
+    timeout_s: float = 20.0,
+    **settings: Any,
+) -> FileStored | FileFault:
+    """Runs one fetch to its end, settled."""
+
+    async def go() -> FileStored | FileFault:
+        fetcher = Fetcher(
+            store,
+            mirror="cp-1",
+            settings=ControlplaneSettings(mirror_no_progress_s=no_progress_s, **settings),
         )
-        for i, c in enumerate(contents)
-    )
-    return Manifest(key=files[0].key, files=files)
+        result = await fetcher.fetch(task, sources=sources)
+        await fetcher.settled()
+        return result
 
-
-@dataclass
-class Mirror:
-    """What the server does. All may be changed while it runs.
-
-    `statuses` are answered to the next requests for files, one each, before any is served.
-    `cut_at`: the connection ends when so many bytes of one answer went out. `stall_at`: nothing more comes
-    then. `pause_s` is slept after each piece. `garble`: the bytes are not those announced.
-    """
-
-    manifests: dict[str, bytes] = field(default_factory=dict)
-    contents: dict[str, bytes] = field(default_factory=dict)
-    etags: dict[str, str] = field(default_factory=dict)
-    statuses: list[int] = field(default_factory=list)
-    set_statuses: list[int] = field(default_factory=list)
-    always: int = 0
-    cut_at: list[int] = field(default_factory=list)
-    stall_at: list[int] = field(default_factory=list)
-    garble: int = 0
-    pause_s: float = 0.0
-    ignore_range: bool = False
-    close_each: bool = False
-    url: str = ""
-    sent_bytes: int = 0
-    running: int = 0
-    most_running: int = 0
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
-    ending: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, manifest: Manifest, *contents: bytes) -> Manifest:
-        self.manifests[manifest.key] = msgspec.json.encode(manifest)
-        for file, content in zip(manifest.files, contents, strict=True):
-            self.contents[file.key] = content
-            self.etags[file.key] = f'"{file.sha256}"'
-        return manifest
-
-    def files_asked(self) -> list[tuple[str, str]]:
-        """(key, Range) of every request for a file."""
-        return [
-            (path.rsplit("/", 1)[-1], span) for kind, path, span in self.asked if kind == "files"
-        ]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    mirror: Mirror
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
-    def do_GET(self) -> None:
-        m = self.mirror
-        _, _, kind, key = self.path.split("/")
-        with m.lock:
-            m.asked.append((kind, self.path, self.headers.get("Range") or ""))
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.refuse(401)
-        if m.always:
-            return self.refuse(m.always)
-        if kind == "sets":
-            if m.set_statuses:
-                return self.refuse(m.set_statuses.pop(0))
-            body = m.manifests.get(key)
-            return self.refuse(404) if body is None else self.answer(200, body, {})
-        with m.lock:
-            status = m.statuses.pop(0) if m.statuses else 0
-        if status:
-            return self.refuse(status)
-        if key not in m.contents:
-            return self.refuse(404)
-        return self.send_file(key)
-
-    def send_file(self, key: str) -> None:
-        m = self.mirror
-        body, etag = m.contents[key], m.etags[key]
-        span = self.headers.get("Range")
-        headers = {"ETag": etag, "Accept-Ranges": "bytes"}
-        offset = 0
-        fits = self.headers.get("If-Range") in (None, etag)
-        if span and fits and not m.ignore_range:
-            offset = int(span.removeprefix("bytes=").rstrip("-"))
-            if offset >= len(body):
-                return self.refuse(416)
-            headers["Content-Range"] = f"bytes {offset}-{len(body) - 1}/{len(body)}"
-        with m.lock:
-            if m.garble:
-                m.garble -= 1
-                body = body[:-1] + bytes([body[-1] ^ 1])
-        return self.answer(206 if "Content-Range" in headers else 200, body[offset:], headers)
-
-    def refuse(self, status: int) -> None:
-        body = json.dumps({"detail": f"scripted {status}"}).encode()
-        self.answer(status, body, {})
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        m = self.mirror
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        if m.close_each:
-            self.send_header("Connection", "close")
-            self.close_connection = True
-        self.end_headers()
-        with m.lock:
-            cut = m.cut_at.pop(0) if "ETag" in headers and m.cut_at else None
-            stall = m.stall_at.pop(0) if "ETag" in headers and m.stall_at else None
-            m.running += "ETag" in headers
-            m.most_running = max(m.most_running, m.running)
-        try:
-            at = 0
-            while at < len(body) and not m.ending.is_set():
-                end = min(at + PIECE, len(body))
-                for mark in (cut, stall):
-                    if mark is not None and at < mark:
-                        end = min(end, mark)
-                self.wfile.write(body[at:end])
-                if "ETag" in headers:
-                    m.sent_bytes += end - at
-                at = end
-                if at == cut:
-                    self.close_connection = True
-                    return
-                if at == stall:
-                    m.ending.wait(30)
-                    self.close_connection = True
-                    return
-                if m.pause_s and "ETag" in headers:
-                    time.sleep(m.pause_s)
-        except OSError:
-            self.close_connection = True
-        finally:
-            with m.lock:
-                m.running -= "ETag" in headers
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        return  # a client that went away is what many tests are about
-
-
-@contextmanager
-def serving_mirror(port: int = 0, **fields: Any) -> Iterator[Mirror]:
-    """A mirror that listens until the block ends."""
-    mirror = Mirror(**fields)
-    handler = type("Handler", (_Handler,), {"mirror": mirror})
-    server = _Server(("127.0.0.1", port), handler)
-    mirror.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield mirror
-    finally:
-        mirror.ending.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    return run(go(), timeout_s)
