@@ -7,6 +7,7 @@ must not import the engine: the agent would carry its memory, and a fault in it 
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -40,6 +41,14 @@ EMBEDDED_KEY: Final = "YARD_ENGINE_KEY"
 SERVER_KEY: Final = "LLAMA_API_KEY"
 
 _CHILD = Path(__file__).parents[1] / "engines" / "llamacpp_server.py"
+_DEVICES = Path(__file__).parents[1] / "engines" / "llamacpp_devices.py"
+
+_GPU_TYPES: Final = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
+_LISTED: Final = re.compile(r"\s+(?P<name>[A-Za-z]+)\d*: .*\((?P<mib>\d+) MiB, \d+ MiB free\)\s*")
+"""A device as `llama-server --list-devices` prints it."""
+
+_NO_GPU: Final = ("CPU", "BLAS", "RPC")
+"""Names of listed devices that are no card of this node."""
 
 
 class LlamacppDriver:
@@ -56,7 +65,8 @@ class LlamacppDriver:
         self._environment = inherited(os.environ if environment is None else environment)
 
     def info(self) -> EngineInfo:
-        """The version of the engine that will run, and the architectures GGUF has names for."""
+        """The version of the engine that will run, the architectures GGUF has names for, and whether
+        this build sees a GPU here."""
         # It brings numpy; only who asks pays for that.
         import gguf
 
@@ -64,6 +74,7 @@ class LlamacppDriver:
             name=self.engine,
             version=self._version(),
             architectures=tuple(sorted(set(gguf.MODEL_ARCH_NAMES.values()))),
+            card_kinds=("cpu", "gpu") if self._sees_gpu() else ("cpu",),
         )
 
     def prepare(
@@ -127,14 +138,38 @@ class LlamacppDriver:
         if not self._llama_server:
             return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
         try:
-            told = subprocess.run(  # noqa: S603 - a path from this node's own configuration
-                [self._llama_server, "--version"], capture_output=True, timeout=10, check=False
-            )
+            told = self._said(self._llama_server, "--version")
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"llama-server (unknown: {error})"
-        lines = (told.stdout + told.stderr).decode(errors="replace").splitlines()
+        lines = told.splitlines()
         found = [line for line in lines if line.startswith("version:")]
         return f"llama-server {found[0].partition(':')[2].strip()}" if found else "llama-server"
+
+    def _sees_gpu(self) -> bool:
+        """Whether the engine itself lists a GPU. One that cannot say has none that anybody could use."""
+        try:
+            if self._llama_server:
+                return _lists_gpu(self._said(self._llama_server, "--list-devices"))
+            told = self._said(sys.executable, "-I", str(_DEVICES)).splitlines()
+            return any(kind in _GPU_TYPES for kind in json.loads(told[-1]))
+        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+            return False
+
+    def _said(self, *argv: str) -> str:
+        """What a short-lived program of the engine's printed. Raises OSError, TimeoutExpired."""
+        told = subprocess.run(  # noqa: S603 - paths from this node's own configuration
+            argv, capture_output=True, timeout=10, check=False, env=self._environment
+        )
+        return (told.stderr + b"\n" + told.stdout).decode(errors="replace")
+
+
+def _lists_gpu(told: str) -> bool:
+    """Whether a device list names a GPU with memory of its own."""
+    listed = (_LISTED.fullmatch(line) for line in told.splitlines())
+    return any(
+        found is not None and found["name"].upper() not in _NO_GPU and int(found["mib"]) > 0
+        for found in listed
+    )
 
 
 def _embedded_argv(

@@ -213,3 +213,39 @@ def test_no_driver_claims_what_it_does_not_implement() -> None:
     for driver in (CommandDriver(ENVIRONMENT), LlamacppDriver(environment=ENVIRONMENT)):
         assert driver.capabilities.parking == hasattr(driver, "park")
         assert driver.capabilities.adapters == hasattr(driver, "load_adapter")
+
+
+def a_llama_server(folder: Path, devices: str) -> Path:
+    server = folder / "llama-server"
+    server.write_text(
+        f"#!/bin/sh\nif [ $1 = --list-devices ]; then cat <<'END'\n{devices}\nEND\n"
+        "else echo 'version: 6999 (abcdef)'; fi\n"
+    )
+    server.chmod(server.stat().st_mode | stat.S_IXUSR)
+    return server
+
+
+@pytest.mark.parametrize(
+    ("devices", "kinds"),
+    [
+        ("Available devices:", ("cpu",)),
+        ("Available devices:\n  BLAS: OpenBLAS (0 MiB, 0 MiB free)", ("cpu",)),
+        ("Available devices:\n  RPC0: 10.0.0.2:50052 (16000 MiB, 15000 MiB free)", ("cpu",)),
+        (
+            "ggml_cuda_init: found 1 CUDA devices:\nAvailable devices:\n"
+            "  CUDA0: NVIDIA H200 (143771 MiB, 143000 MiB free)",
+            ("cpu", "gpu"),
+        ),
+        ("Available devices:\n  Vulkan0: Radeon (TM) (8176 MiB, 8000 MiB free)", ("cpu", "gpu")),
+        ("error: unknown argument: --list-devices", ("cpu",)),
+    ],
+)
+def test_a_llama_server_runs_on_gpu_cards_only_where_it_lists_one(tmp_path, devices, kinds):
+    server = a_llama_server(tmp_path, devices)
+    info = LlamacppDriver(str(server), environment=ENVIRONMENT).info()
+    assert (info.card_kinds, info.version) == (kinds, "llama-server 6999 (abcdef)")
+
+
+def test_the_embedded_engine_runs_on_what_its_own_build_sees():
+    assert LlamacppDriver(environment=ENVIRONMENT).info().card_kinds == ("cpu",)
+    assert LlamacppDriver("/no/such/llama-server").info().card_kinds == ("cpu",)
