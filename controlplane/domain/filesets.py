@@ -61,8 +61,7 @@ def group(repo: Repo) -> tuple[FileSet, ...]:
     """
     shards: defaultdict[tuple[str, int], list[RepoFile]] = defaultdict(list)
     for file in _models(repo):
-        first, count, _ = _place(file.path)
-        shards[first, count].append(file)
+        shards[_place(file.path)].append(file)
     names = Counter(_set_name(first) for first, _ in shards)
     names.update(first for first, _ in shards)
     found = [
@@ -142,7 +141,7 @@ def missing(repo: Repo, file_set: FileSet) -> tuple[str, ...]:
 
 def paths_of(file_set: FileSet) -> tuple[str, ...]:
     """The paths of all its files in order of shards, from the first one's path and their count alone."""
-    found = _SHARD.fullmatch(file_set.first)
+    found = _shard(file_set.first)
     if found is None:
         return (file_set.first,)
     return tuple(_shard_path(found, index) for index in range(1, file_set.shards + 1))
@@ -189,15 +188,18 @@ def _words(path: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", path.lower()))
 
 
-def _place(path: str) -> tuple[str, int, int]:
-    """The path of the first shard, how many there are, and which one `path` is, counted from 1.
-
-    A number that cannot be one (`-00004-of-00003`, `-00000-of-…`) is part of an ordinary name.
+def _shard(path: str) -> re.Match[str] | None:
+    """The parts of a shard's path. A number that no shard can have (`-00004-of-00003`, `-00000-of-…`) is
+    part of an ordinary name.
     """
     found = _SHARD.fullmatch(path)
-    if found is None or not 1 <= int(found["index"]) <= int(found["count"]):
-        return path, 1, 1
-    return _shard_path(found, 1), int(found["count"]), int(found["index"])
+    return found if found and 1 <= int(found["index"]) <= int(found["count"]) else None
+
+
+def _place(path: str) -> tuple[str, int]:
+    """The path of the set's first file, and how many files it has."""
+    found = _shard(path)
+    return (path, 1) if found is None else (_shard_path(found, 1), int(found["count"]))
 
 
 def _shard_path(found: re.Match[str], index: int) -> str:
@@ -208,10 +210,8 @@ def _shard_path(found: re.Match[str], index: int) -> str:
 
 
 def _set_name(first: str) -> str:
-    found = _SHARD.fullmatch(first)
-    if found is not None and int(found["index"]) == 1:
-        return found["stem"] or first
-    return first[: -len(".gguf")] or first
+    found = _shard(first)
+    return (first[: -len(".gguf")] if found is None else found["stem"]) or first
 
 
 def _quants(text: str) -> list[str]:
