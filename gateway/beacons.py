@@ -18,6 +18,10 @@ MIN_GAP_S = 0.02
 """Edges closer than this share one beacon: a busy model crosses 0 and 1 with every request."""
 
 
+EDGE_DELAY_S = 0.002
+"""The request that made an edge goes out to its engine before a beacon tells of it."""
+
+
 class Beacons:
     """One task, `run`; `edge` wakes it."""
 
@@ -29,11 +33,18 @@ class Beacons:
         self._n = 0
         self._due = asyncio.Event()
         self._urgent = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
 
     def edge(self, urgent: bool) -> None:
         """Something began or ended. `urgent`: somebody waits for exactly this beacon (a drain)."""
         if urgent:
             self._urgent.set()
+            self._due.set()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(EDGE_DELAY_S, self._edge)
+
+    def _edge(self) -> None:
+        self._later = None
         self._due.set()
 
     def beacon(self, *, leaving: bool = False) -> GatewayBeacon:

@@ -38,7 +38,8 @@ class _HeadReader:
 class EngineConnection(asyncio.Protocol):
     """A TCP connection to one engine, used for one exchange at a time.
 
-    `on_free(connection)`: it may serve another request. `on_closed(connection)`: it will not.
+    `on_made(connection)`: it may serve its first request, `on_free(connection)`: another one.
+    `on_closed(connection)`: it will serve none any more.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class EngineConnection(asyncio.Protocol):
         limits: ClientLimits,
         on_free: Callable[["EngineConnection"], None],
         on_closed: Callable[["EngineConnection"], None],
+        on_made: Callable[["EngineConnection"], None] | None = None,
     ) -> None:
         self.loop = loop
         self._limits = limits
         self._on_free = on_free
         self._on_closed = on_closed
+        self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._method = ""
@@ -163,6 +166,9 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
         self._transport = cast(asyncio.Transport, transport)
+        on_made, self._on_made = self._on_made, None
+        if on_made is not None:
+            on_made(self)
 
     def data_received(self, data: bytes) -> None:
         response = self._response

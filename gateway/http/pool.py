@@ -28,10 +28,11 @@ class Opening:
 
     def fail(self, error: Exception) -> None:
         """Nobody gets a connection from it any more; it is closed if it comes to stand."""
-        if not self.made.done():
-            self.made.set_exception(error)
-            # Whoever asked may have been cancelled and never look.
-            self.made.exception()
+        if self.made.done():
+            return
+        self.made.set_exception(error)
+        # Whoever asked may have been cancelled and never look.
+        self.made.exception()
         self._stop()
 
     def abort(self, reason: str) -> None:
@@ -164,18 +165,23 @@ class Pool:
 
     async def _open(self, opening: Opening) -> None:
         opening.began = True
-        connection = EngineConnection(self.loop, self._limits, self._free, self._lost)
-        try:
-            if opening.made.done():
-                return
-            await self.loop.create_connection(
-                lambda: connection, self._host, self._port, ssl=self._ssl
-            )
+        if opening.made.done():
+            del self._openings[opening]
+            return
+
+        def stands(connection: EngineConnection) -> None:
+            # Told by the connection itself, which is two rounds of the loop before the line below ends.
             self.connections.add(connection)
             if opening.made.done():
                 connection.close()
             else:
                 opening.made.set_result(connection)
+
+        connection = EngineConnection(self.loop, self._limits, self._free, self._lost, stands)
+        try:
+            await self.loop.create_connection(
+                lambda: connection, self._host, self._port, ssl=self._ssl
+            )
         except OSError as problem:
             self._end(opening, ConnectFailed(f"no connection to the engine: {problem}"))
         except asyncio.CancelledError:
