@@ -5,11 +5,14 @@ by their own sha256, which names them in every store.
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 CopyPhase = Literal["fetching", "present", "failed", "verifying", "removing"]
+
+BUSY_PHASES: Final[frozenset[str]] = frozenset({"fetching", "verifying", "removing"})
+"""Phases in which its mirror has something to do."""
 
 
 class Copy(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,10 @@ JOB_OVER: Final[frozenset[str]] = frozenset({"done", "failed", "cancelled", "joi
 
 class ServeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for, as checked. `replicas` 0 = on demand. Tokens are counted in `ctx_pool` (what all
-    slots of an engine divide) and `context_length` (what one request may use)."""
+    slots of an engine divide) and `context_length` (what one request may use).
+
+    `context_given` False: nobody asked for that `context_length`, so a model trained for less gets less.
+    """
 
     repo: str
     quant: str | None = None
@@ -36,6 +39,7 @@ class ServeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: int = 1
     ctx_pool: int = 16384
     context_length: int = 4096
+    context_given: bool = False
     revision: str | None = None
 
 
@@ -69,12 +73,16 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
 
 
 class JobStep(Struct, frozen=True, kw_only=True):
-    """`detail` says what it is doing, or what came of it; `at` is when that was said."""
+    """`detail` says what it is doing, or what came of it; `at` is when that was said.
+
+    `since` is when it began, in this attempt.
+    """
 
     name: StepName
     state: StepState
     detail: str
     at: datetime
+    since: datetime | None = None
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -83,6 +91,7 @@ class Job(Struct, frozen=True, kw_only=True):
     `attempt` counts starts: 1, and one more with each retry. `commit` is pinned by the first step and used
     to the end. `key` (`repo@commit`, set name and model name) tells identical jobs; `joined` is the job
     this one became. `catalog_at` is when the entry was added. Steps that have not begun do not appear.
+    `generates` False: an embedding model, which cannot be asked to say hello.
     """
 
     id: str
@@ -101,6 +110,7 @@ class Job(Struct, frozen=True, kw_only=True):
     joined: str | None = None
     file_set: FileSet | None = None
     architecture: str = ""
+    generates: bool = True
     context_length: int | None = None
     estimate: MemoryEstimate | None = None
     catalog_at: datetime | None = None

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from controlplane.domain import entries
+from controlplane.domain import entries, needs
 from controlplane.domain.decision import Change, Ids, Rejected
 from controlplane.domain.entries import ParsedEntry
 from schemas import codes
@@ -37,18 +37,19 @@ def decide(
     ids: Ids,
     activations: Collection[tuple[str, str]] = (),
     records: Collection[str] = (),
+    files: Collection[str] = (),
 ) -> Answer:
     """The changes `body` asks for, all or nothing; an empty tuple when everything is so already.
 
     `activations` are the (model, scope) keys and `records` the model names that exist: a removed model
-    ends with them in the same batch. A dry run decides the same changes; the caller does not append
+    ends with them in the same batch. `files` are the keys a source may name. A dry run decides the same changes; the caller does not append
     them.
     """
     match body:
         case ModelAdd():
-            return _add(models, body, actor, ids)
+            return _add(models, body, actor, ids, files)
         case CatalogApply():
-            return _apply(models, body, actor, ids, activations, records)
+            return _apply(models, body, actor, ids, activations, records, files)
         case ModelRemove():
             if body.model not in models:
                 return not_found(models, body.model)
@@ -82,8 +83,10 @@ def not_found(models: Mapping[str, Model], name: str) -> Rejected:
     return Rejected(code=codes.NOT_FOUND, sentence=f"there is no model {name!r}{hint}")
 
 
-def _add(models: Mapping[str, Model], body: ModelAdd, actor: str, ids: Ids) -> Answer:
-    parsed = _parse((body.entry,))
+def _add(
+    models: Mapping[str, Model], body: ModelAdd, actor: str, ids: Ids, files: Collection[str]
+) -> Answer:
+    parsed = _parse((body.entry,), files)
     if isinstance(parsed, Rejected):
         return parsed
     (entry,) = parsed
@@ -105,10 +108,11 @@ def _apply(
     ids: Ids,
     activations: Collection[tuple[str, str]],
     records: Collection[str],
+    files: Collection[str],
 ) -> Answer:
     """Cases: 1 entries that are wrong; 2 names that are taken; 3 entries to add or change; 4 the rest
     is left alone, or ends when `prune`."""
-    parsed = _parse(body.entries)
+    parsed = _parse(body.entries, files)
     if isinstance(parsed, Rejected):  # 1
         return parsed
     named = {entry.name for entry in parsed}
@@ -123,8 +127,8 @@ def _apply(
     return tuple(changes)
 
 
-def _parse(raw: Sequence[object]) -> tuple[ParsedEntry, ...] | Rejected:
-    """All entries checked, each by itself and for names given twice in one file."""
+def _parse(raw: Sequence[object], files: Collection[str]) -> tuple[ParsedEntry, ...] | Rejected:
+    """All entries checked, each by itself, for names given twice and for content no mirror knows."""
     found: list[ParsedEntry] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}
@@ -143,6 +147,12 @@ def _parse(raw: Sequence[object]) -> tuple[ParsedEntry, ...] | Rejected:
                 )
                 problems.append(Problem(path=place, sentence=sentence))
             places.setdefault(name, place)
+        first = needs.key_of_source(entry.source)
+        if first is not None and first not in files:
+            sentence = (
+                f"{entry.source} names no file of the mirrors; `yardctl mirror list` shows them"
+            )
+            problems.append(Problem(path=f"{path}.source", sentence=sentence))
         found.append(entry)
     if problems:
         return Rejected(
@@ -201,10 +211,17 @@ def _put(
                 )
             )
             continue
-        change = _changed(old, entry.as_model(incarnation=old.incarnation, order=old.order), actor)
+        new = entry.as_model(incarnation=old.incarnation, order=old.order)
+        change = _changed(old, _with_reason(old, new), actor)
         if change is not None:
             changes.append(change)
     return tuple(changes)
+
+
+def _with_reason(old: Model, new: Model) -> Model:
+    """Why the control plane switched it off stays said for as long as nobody switches it on."""
+    reason = old.off_reason if new.scaling.max <= 0 else ""
+    return msgspec.structs.replace(new, off_reason=reason)
 
 
 def _changed(old: Model, new: Model, actor: str) -> Change | None:
@@ -235,7 +252,8 @@ def _scale(models: Mapping[str, Model], body: ModelScale, actor: str) -> Answer:
     if wrong is not None:
         return Rejected(code=codes.INVALID, sentence=wrong)
     scaling = msgspec.structs.replace(old.scaling, min=body.min, max=body.max)
-    change = _changed(old, msgspec.structs.replace(old, scaling=scaling), actor)
+    new = _with_reason(old, msgspec.structs.replace(old, scaling=scaling))
+    change = _changed(old, new, actor)
     return () if change is None else (change,)
 
 

@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, assert_never
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.domain import activation as moves
-from controlplane.domain import catalog, consequences, following, record, upkeep
-from controlplane.domain.decision import Change, Decision, Rejected
+from controlplane.domain import (
+    catalog,
+    consequences,
+    following,
+    jobcommands,
+    mirrorcommands,
+    record,
+    upkeep,
+)
+from controlplane.domain.decision import Accepted, Change, Decision, Rejected
 from controlplane.domain.index import Planned
 from controlplane.domain.placement import Demand
 from controlplane.domain.planedit import PlanEdit
@@ -72,14 +79,6 @@ LONGEST_SENTENCE: Final = 2000
 """Characters of what an outcome says, however much of a wrong entry it repeats."""
 
 
-class _Answer(Struct, frozen=True, kw_only=True):
-    """What an accepted command changes and tells."""
-
-    changes: tuple[Change, ...] = ()
-    sentence: str
-    lines: tuple[str, ...] = ()
-
-
 def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     """What the command leads to; None = it is settled without an event.
 
@@ -111,7 +110,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     if len(answer.changes) > MOST_CHANGES:
         sentence = (
             f"it would write {len(answer.changes)} events at once, at most {MOST_CHANGES} can be; "
-            "name fewer models at a time"
+            "name fewer at a time"
         )
         return _rejected(scene, stored, id_, Rejected(code=codes.INVALID, sentence=sentence))
     for change in answer.changes:
@@ -136,7 +135,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         status="accepted",
         at=scene.now,
         sentence=answer.sentence,
-        refs=tuple(scene.world.subject(c.noun, *c.key) for c in answer.changes),
+        refs=_refs(scene, answer),
         lines=_first(answer.lines, MOST_LINES),
     )
     return Decision(
@@ -147,6 +146,11 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         correlationid=command.correlationid,
         outcome=outcome,
     )
+
+
+def _refs(scene: Scene, answer: Accepted) -> tuple[str, ...]:
+    changed = (scene.world.subject(c.noun, *c.key) for c in answer.changes)
+    return tuple(dict.fromkeys((*answer.refs, *changed)))
 
 
 def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
@@ -179,7 +183,7 @@ def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected)
     )
 
 
-def _answer(scene: Scene, actor: str, body: CommandBody) -> _Answer | Rejected:
+def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
     match body:
         case ModelAdd() | CatalogApply() | ModelRemove() | ModelScale():
             return _catalog(scene, actor, body)
@@ -189,8 +193,10 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> _Answer | Rejected:
             return _unload(scene, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
-        case JobServe() | JobCancel() | JobRetry() | MirrorRemove() | MirrorVerify() | MirrorGc():
-            return Rejected(code=codes.INVALID, sentence="not decided by this version yet")
+        case JobServe() | JobCancel() | JobRetry():
+            return jobcommands.decide(scene, actor, body)
+        case MirrorRemove() | MirrorVerify() | MirrorGc():
+            return mirrorcommands.decide(scene, body)
         case ModelActivate():
             raise AssertionError("an activate has no outcome")
         case _:
@@ -199,7 +205,7 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> _Answer | Rejected:
 
 def _catalog(
     scene: Scene, actor: str, body: ModelAdd | CatalogApply | ModelRemove | ModelScale
-) -> _Answer | Rejected:
+) -> Accepted | Rejected:
     world = scene.world
     changes = catalog.decide(
         world.models,
@@ -208,6 +214,7 @@ def _catalog(
         ids=scene.ids,
         activations=world.activations,
         records=world.records,
+        files=world.files,
     )
     if isinstance(changes, Rejected):
         return changes
@@ -217,8 +224,8 @@ def _catalog(
     if isinstance(body, ModelRemove):
         said = f"{body.model} removed"
     if isinstance(body, CatalogApply) and body.dry_run:
-        return _Answer(sentence="dry run, nothing was changed", lines=lines)
-    return _Answer(changes=changes, sentence=said, lines=lines)
+        return Accepted(sentence="dry run, nothing was changed", lines=lines)
+    return Accepted(changes=changes, sentence=said, lines=lines)
 
 
 def _activate(
@@ -337,14 +344,15 @@ def _queued(scene: Scene, wanted: Activation, is_new: bool) -> Decision:
     return Decision(changes=(change,), what=f"{wanted.model} is wanted")
 
 
-def _load(scene: Scene, actor: str, body: ModelLoad) -> _Answer | Rejected:
+def _load(scene: Scene, actor: str, body: ModelLoad) -> Accepted | Rejected:
     """One replica more, up to `max`; counts as a use or holds; lifts backoff and quarantine."""
     model = scene.world.models.get(body.model)
     if model is None:
         return catalog.not_found(scene.world.models, body.model)
     if is_off(model):
+        why = f": {model.off_reason}" if model.off_reason else ""
         return Rejected(
-            code=codes.CONFLICT, sentence=f"{model.name} is off (max 0); scale it up first"
+            code=codes.CONFLICT, sentence=f"{model.name} is off (max 0); scale it up first{why}"
         )
     if body.for_s is not None and body.for_s <= 0:
         return Rejected(code=codes.INVALID, sentence="--for must be longer than nothing")
@@ -408,10 +416,10 @@ def _load(scene: Scene, actor: str, body: ModelLoad) -> _Answer | Rejected:
         sentence = f"{model.name} runs {running} of at most {model.scaling.max} already{held}"
     else:
         sentence = f"{model.name}: {count} of at most {model.scaling.max} wanted{held}"
-    return _Answer(changes=tuple(changes), sentence=sentence)
+    return Accepted(changes=tuple(changes), sentence=sentence)
 
 
-def _unload(scene: Scene, body: ModelUnload) -> _Answer | Rejected:
+def _unload(scene: Scene, body: ModelUnload) -> Accepted | Rejected:
     """All replicas stop, the demand and any hold end."""
     model = scene.world.models.get(body.model)
     if model is None:
@@ -448,10 +456,10 @@ def _unload(scene: Scene, body: ModelUnload) -> _Answer | Rejected:
             )
     ids = ", ".join(p.item.replica for p in stopping)
     sentence = f"{model.name}: {ids} to stop" if ids else f"{model.name} is not loaded"
-    return _Answer(changes=tuple(changes), sentence=sentence)
+    return Accepted(changes=tuple(changes), sentence=sentence)
 
 
-def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> _Answer | Rejected:
+def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> Accepted | Rejected:
     """No new placements on the node, or again; what runs there stays."""
     state = scene.world.nodestates.get(body.node)
     if state is None and body.node in scene.world.nodes:
@@ -463,7 +471,7 @@ def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> _Answe
         )
     wish = "cordoned" if isinstance(body, NodeCordon) else "open"
     if state.admin == wish and body.node in scene.world.nodestates:
-        return _Answer(sentence=f"{body.node} is {wish} already")
+        return Accepted(sentence=f"{body.node} is {wish} already")
     if state.admin == "draining":
         return Rejected(code=codes.CONFLICT, sentence=f"{body.node} is draining")
     event = (
@@ -478,4 +486,4 @@ def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> _Answe
         state=replace(state, admin=wish),
         reason=f"by {actor}",
     )
-    return _Answer(changes=(change,), sentence=f"{body.node} is {wish}")
+    return Accepted(changes=(change,), sentence=f"{body.node} is {wish}")

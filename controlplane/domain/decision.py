@@ -49,6 +49,15 @@ class Rejected(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
 
 
+class Accepted(Struct, frozen=True, kw_only=True):
+    """A command accepted: what it changes and tells. `refs` are subjects to watch besides those it changes."""
+
+    changes: tuple[Change, ...] = ()
+    sentence: str
+    lines: tuple[str, ...] = ()
+    refs: tuple[str, ...] = ()
+
+
 class GatewayLive(Struct, frozen=True, kw_only=True):
     """The last beacon of one gateway. `age_s` since it was heard, on this leader's monotonic clock."""
 

@@ -27,6 +27,8 @@ ENTRY_BYTES: Final = 8192
 """Every event carries the whole entry; a state is at most this large."""
 
 _NEEDS_MIRROR: Final = "needs the mirror"
+_SERVE: Final = f"{_NEEDS_MIRROR}: `yardctl model serve OWNER/REPO` fetches it and adds the entry"
+_MIRRORED: Final = re.compile(r"mirror:[0-9a-f]{64}", re.ASCII)
 _HF: Final = re.compile(
     r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(/[^\s/][^\s]*)?", re.ASCII
 )
@@ -131,20 +133,31 @@ def _optional_count(fields: Fields, field: str) -> int | None:
     return given or None
 
 
-def _check_name(fields: Fields, field: str, name: str) -> None:
+def name_problem(name: str) -> str:
+    """What is wrong with a name or alias, empty when nothing is."""
     if not 1 <= len(name) <= NAME_LENGTH:
-        fields.refuse(field, f"expected 1 to {NAME_LENGTH} characters, got {len(name)}")
-    elif any(unicodedata.category(character) in _UNWRITABLE for character in name):
-        fields.refuse(field, "expected a name without control characters or line breaks")
-    elif name != name.strip():
-        fields.refuse(field, "expected a name without spaces at its ends")
+        return f"expected 1 to {NAME_LENGTH} characters, got {len(name)}"
+    if any(unicodedata.category(character) in _UNWRITABLE for character in name):
+        return "expected a name without control characters or line breaks"
+    if name != name.strip():
+        return "expected a name without spaces at its ends"
+    return ""
+
+
+def _check_name(fields: Fields, field: str, name: str) -> None:
+    wrong = name_problem(name)
+    if wrong:
+        fields.refuse(field, wrong)
 
 
 def _check_source(fields: Fields, source: str) -> None:
-    """An absolute path; URLs and hf:// are understood, but only a mirror can fetch them."""
+    """An absolute path, or content of the mirrors by its key. URLs and hf:// are understood and refused:
+    a serve job fetches, an entry names what is there."""
     if not fields.has("source") or not isinstance(fields.take("source"), str):
         return
-    expected = "expected an absolute path on the node, an http(s):// URL or hf://owner/repo/file"
+    expected = (
+        "expected an absolute path on the node, or mirror:KEY as `yardctl mirror list` shows it"
+    )
     if any(unicodedata.category(character) in _UNWRITABLE for character in source):
         fields.refuse("source", f"{expected}, without control characters")
     elif source.startswith(("http://", "https://")):
@@ -152,16 +165,13 @@ def _check_source(fields: Fields, source: str) -> None:
             host = urlsplit(source).hostname
         except ValueError:
             host = None
-        sentence = (
-            f"{_NEEDS_MIRROR}: this version reads {shown(source)} from no URL, only from a path"
-        )
-        fields.refuse("source", sentence if host else f"{expected}, got {shown(source)}")
+        fields.refuse("source", _SERVE if host else f"{expected}, got {shown(source)}")
     elif source.startswith("hf://"):
-        sentence = (
-            f"{_NEEDS_MIRROR}: this version reads {shown(source)} from no hub, only from a path"
-        )
         well_formed = _HF.fullmatch(source) is not None
-        fields.refuse("source", sentence if well_formed else f"{expected}, got {shown(source)}")
+        fields.refuse("source", _SERVE if well_formed else f"{expected}, got {shown(source)}")
+    elif source.startswith("mirror:"):
+        if _MIRRORED.fullmatch(source) is None:
+            fields.refuse("source", f"{expected}: 64 hex digits, got {shown(source)}")
     elif not source.startswith("/"):
         fields.refuse("source", f"{expected}, got {shown(source)}")
 

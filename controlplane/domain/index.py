@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from controlplane.domain.needs import Needs
 from controlplane.domain.revision import profile_revision
 from controlplane.domain.world import World
 from schemas.model import Profile
@@ -102,7 +103,8 @@ class StepIndex:
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
     `waits` are placement's verdicts that hold as long as no card, plan, replica, entry or record changes.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
-    those of them somebody asked for in vain.
+    those of them somebody asked for in vain. `jobs` and `files` are those to look at again, `job_wake` and
+    `file_wake` say when time alone may change something for them; `needs` is who needs which file.
     """
 
     def __init__(self) -> None:
@@ -127,6 +129,14 @@ class StepIndex:
         self.queue_seen: tuple[int, str] | None = None
         self.queue_due: datetime | None = None
         self.waits: dict[tuple[str, str], tuple[object, object]] = {}
+        self.needs = Needs()
+        self.jobs: set[str] = set()
+        self.files: set[str] = set()
+        self.job_wake = Alarms()
+        self.file_wake = Alarms()
+        self.mirror: str | None = None
+        self._jobs_of_model: dict[str, set[str]] = {}
+        self._model_of_job: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
         self._model_of: dict[str, str] = {}
         self._cards_of: dict[str, tuple[CardKey, ...]] = {}
@@ -159,12 +169,63 @@ class StepIndex:
         for node in world.nodes:
             self._node(world, node)
         self.dirty.update(world.models, world.records, self.scopes_of, self.items_of)
+        for name in world.models:
+            self.needs.model(world, name)
+        for id_ in world.jobs:
+            self._job(world, id_)
+        self.files.update(world.files)
         self.version += 1
+
+    def settle(self, name: str, idle_at: datetime | None) -> None:
+        """Nothing is to be done for a model, until it may be idle."""
+        for names in (self.dirty, self.blocked, self.unserved, self.short):
+            names.discard(name)
+        self.idle.set(name, idle_at)
+        self.wake.set(name, None)
 
     def _touch(self, world: World, noun: str, key: tuple[str, ...]) -> None:
         match noun:
+            case "job":
+                self._job(world, key[0])
+                return
+            case "file":
+                self._file(world, key[0])
+                return
+            case _:
+                self._touch_model(world, noun, key)
+
+    def _job(self, world: World, id_: str) -> None:
+        """A job changed: it and the files it needs or needed are to be looked at."""
+        self.files |= self.needs.job(world, id_)
+        self.jobs.add(id_)
+        before = self._model_of_job.pop(id_, None)
+        if before is not None:
+            self._jobs_of_model[before].discard(id_)
+        job = world.jobs.get(id_)
+        if job is not None and job.state == "running" and job.model:
+            self._model_of_job[id_] = job.model
+            self._jobs_of_model.setdefault(job.model, set()).add(id_)
+
+    def _file(self, world: World, key: str) -> None:
+        self.files |= self.needs.file(world, key)
+        self.jobs.update(name for kind, name in self.needs.by_key.get(key, ()) if kind == "job")
+
+    def look_at_all(self, world: World) -> None:
+        """Another mirror is this leader's own: what is here and what is not has to be told anew."""
+        self.jobs |= world.running_jobs
+        self.files.update(world.files)
+
+    def _wake_jobs(self, model: str) -> None:
+        waiting = self._jobs_of_model.get(model)
+        if waiting:
+            self.jobs |= waiting
+
+    def _touch_model(self, world: World, noun: str, key: tuple[str, ...]) -> None:
+        match noun:
             case "model":
                 self.dirty.add(key[0])
+                self.files |= self.needs.model(world, key[0])
+                self._wake_jobs(key[0])
                 for cached in [k for k in self._revisions if k[0] == key[0]]:
                     del self._revisions[cached]
                 for planned in self.items_of.get(key[0], {}).values():
@@ -174,14 +235,19 @@ class StepIndex:
                 self.dirty.add(key[0])
             case "record":
                 self.dirty.add(key[0])
+                self._wake_jobs(key[0])
             case "plan":
                 self._plan(key[0], world.plans.get(key[0]))
             case "replica":
+                before = self._model_of.get(key[1])
                 self._replica(key[1], world.replicas.get(key[1]))
+                self._wake_jobs(self._model_of.get(key[1], before or ""))
             case "card":
                 self._forget_room((key[0], key[1]))
             case "node" | "nodestate":
                 self._node(world, key[0])
+                # Where a model fits depends on which nodes there are.
+                self.jobs |= world.running_jobs
             case _:
                 return
         self.version += 1
@@ -221,6 +287,7 @@ class StepIndex:
                     self.on_card[(node, card)].pop(replica, None)
                 self._forget_rooms(planned)
                 self.dirty.add(item.launch.model)
+                self._wake_jobs(item.launch.model)
         for replica, item in after.items():
             if before.get(replica) is item:
                 continue
@@ -231,6 +298,7 @@ class StepIndex:
                 self.on_card.setdefault((node, card), {})[replica] = planned
             self._forget_rooms(planned)
             self.dirty.add(item.launch.model)
+            self._wake_jobs(item.launch.model)
         if plan is None:
             self._plans.pop(node, None)
         else:

@@ -158,7 +158,7 @@ def _place(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Verdic
     free = _free_now(scene, demand, known, refused, claimed, found)
     if free is not None:  # 3
         return _placed(free, _report(scene, found, free))
-    if not any(_is_heard(scene, node) for node in scene.world.nodes):
+    if not any(is_heard(scene, node) for node in scene.world.nodes):
         return NoNode(reason="no node is reachable")
     found.clear()
     for profile in sorted(demand.model.profiles, key=lambda p: (-p.priority, p.name)):
@@ -283,9 +283,9 @@ def _judge(
     problem = node_problem(scene, room.node)
     if problem:
         return no("node", f"{room.node}: {problem}")
-    unsuited = _unsuited(scene, demand, profile, room)
-    if unsuited:
-        return no("card", f"{room.card}: {unsuited}")
+    ill_suited = unsuited(scene, demand, profile, room)
+    if ill_suited:
+        return no("card", f"{room.card}: {ill_suited}")
     taken = scene.index.plan_bytes(room.node)
     # No entry is larger than 8 KiB (entries.ENTRY_BYTES), so only long plans need to be measured.
     if taken * 2 > MOST_STATE_BYTES:
@@ -389,12 +389,12 @@ def node_problem(scene: Scene, node: str) -> str:
     return ""
 
 
-def _is_heard(scene: Scene, node: str) -> bool:
+def is_heard(scene: Scene, node: str) -> bool:
     state = scene.world.nodestates.get(node)
     return state is not None and state.reach == "reachable" and scene.world.nodes[node].running
 
 
-def _unsuited(scene: Scene, demand: Demand, profile: Profile, room: Room) -> str:
+def unsuited(scene: Scene, demand: Demand, profile: Profile, room: Room) -> str:
     """Why this profile never runs on this card, whatever is on it; empty when it may."""
     if demand.scope not in (ANY, f"{room.node}~{room.card}"):
         return "is not the card asked for"
@@ -430,7 +430,7 @@ def cards_possible(scene: Scene, model: Model) -> int:
         for order in range(len(scene.world.nodes[node].cards)):
             room = scene.index.room(scene.world, node, order)
             count += any(
-                not _unsuited(scene, demand, profile, room)
+                not unsuited(scene, demand, profile, room)
                 and memory.needed_bytes(profile, room.kind, known) <= room.total_bytes
                 for profile in model.profiles
             )

@@ -189,7 +189,7 @@ def _check_llamacpp(fields: Fields, args: tuple[str, ...], source: str) -> None:
     if not source:
         fields.refuse(
             "engine",
-            "engine llamacpp needs the entry's `source`: a path of a GGUF file on the node",
+            "engine llamacpp needs the entry's `source`: a path of a GGUF file on the node, or mirror:KEY",
         )
     for problem in llamacpp_flags.read(args)[1]:
         fields.refuse(f"args[{problem.index}]", problem.sentence)

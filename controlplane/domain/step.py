@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from controlplane.domain import commands as wishes
-from controlplane.domain import idle, reconcile, standing, upkeep
+from controlplane.domain import (
+    files,
+    idle,
+    jobreports,
+    jobs,
+    reconcile,
+    standing,
+    upkeep,
+)
 from controlplane.domain.decision import Decision, Ids, Live, Step
 from controlplane.domain.index import StepIndex
 from controlplane.domain.reports import Report
@@ -33,12 +41,14 @@ def next_decision(
     """The first of these that yields a decision:
 
     1. the oldest command (one that needs no event is only consumed);
-    2. a node's standing;
-    3. upkeep of a model something happened to, in order of names;
-    4. the queue for room, in order of arrival;
-    5. an idle stop.
+    2. the oldest report of a worker (one that tells nothing new is only settled);
+    3. a node's standing;
+    4. upkeep of a model something happened to, in order of names;
+    5. a serve job's next step, in order of ids; 6. what is to be done with a file, in order of keys;
+    7. the queue for room, in order of arrival;
+    8. an idle stop.
 
-    `commands` are in stream order. With an `index`, kept by the caller from call to call, only what
+    `commands` are in stream order, `reports` in the order they came in. With an `index`, kept by the caller from call to call, only what
     changed is looked at again; without one the answer is the same and takes longer.
     """
     index = index if index is not None else StepIndex()
@@ -53,19 +63,27 @@ def next_decision(
         agents={agent.node: agent for agent in live.agents},
     )
     scene.frozen = standing.suspicion(scene)
+    if index.mirror != live.mirror:
+        index.mirror = live.mirror
+        index.look_at_all(world)
     if commands:  # 1
         decision = wishes.decide(scene, commands[0])
         return Step(decision=decision, consumed=commands[0], stuck=_stuck(scene))
-    if reports:
-        return Step(settled=reports[0], stuck=_stuck(scene))
-    decision, standing_due = standing.judge(scene)  # 2
+    if reports:  # 2
+        decision = scene.checked(jobreports.fold(scene, reports[0]))
+        return Step(decision=decision, settled=reports[0], stuck=_stuck(scene))
+    decision, standing_due = standing.judge(scene)  # 3
     if decision is not None:
         return Step(decision=decision, stuck=_stuck(scene))
-    decision = _upkeep(scene)  # 3
+    decision = _upkeep(scene)  # 4
     if decision is None:
-        decision = _queue(scene)  # 4
+        decision = _jobs(scene)  # 5
     if decision is None:
-        decision = _idle(scene)  # 5
+        decision = _files(scene)  # 6
+    if decision is None:
+        decision = _queue(scene)  # 7
+    if decision is None:
+        decision = _idle(scene)  # 8
     if decision is not None:
         return Step(decision=decision, stuck=_stuck(scene))
     return Step(wake_at=_wake_at(scene, standing_due), stuck=_stuck(scene))
@@ -96,6 +114,31 @@ def _upkeep(scene: Scene) -> Decision | None:
         else:
             index.short.discard(name)
         index.wake.set(name, upkeep.due_at(scene, name))
+    return None
+
+
+def _jobs(scene: Scene) -> Decision | None:
+    """Looks after jobs that something happened to, or whose time has come."""
+    index = scene.index
+    index.jobs.update(index.job_wake.take(scene.now))
+    for id_ in sorted(index.jobs):
+        decision = scene.checked(jobs.look_after(scene, id_))
+        if decision is not None:
+            return decision
+        index.jobs.discard(id_)
+        index.job_wake.set(id_, jobs.due_at(scene, id_))
+    return None
+
+
+def _files(scene: Scene) -> Decision | None:
+    index = scene.index
+    index.files.update(index.file_wake.take(scene.now))
+    for key in sorted(index.files):
+        decision = scene.checked(files.look_after(scene, key))
+        if decision is not None:
+            return decision
+        index.files.discard(key)
+        index.file_wake.set(key, files.due_at(scene, key))
     return None
 
 
@@ -130,6 +173,7 @@ def _idle(scene: Scene) -> Decision | None:
 def _wake_at(scene: Scene, standing_due: datetime | None) -> datetime | None:
     index = scene.index
     times = [standing_due, index.queue_due, index.wake.next(), index.idle.next()]
+    times += [index.job_wake.next(), index.file_wake.next()]
     found = [at for at in times if at is not None]
     if not found:
         return None

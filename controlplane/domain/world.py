@@ -15,7 +15,7 @@ from events.subjects import PREFIX, event_subject
 from schemas.activation import Activation
 from schemas.card import Card
 from schemas.commands import Outcome
-from schemas.file import File
+from schemas.file import BUSY_PHASES, File
 from schemas.job import Job
 from schemas.leader import Leader, LeaderLine
 from schemas.model import Model
@@ -75,6 +75,10 @@ class World:
     touched: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """(noun, key) of every aggregate folded since number `touched_from`: what an index must look at again."""
     touched_from: int = 0
+    running_jobs: set[str] = field(default_factory=set)
+    """Ids of the jobs that are not over."""
+    busy_files: set[str] = field(default_factory=set)
+    """Keys of the files some mirror is to do something with: fetch, verify or remove."""
 
     def subject(self, noun: str, *key: str) -> str:
         return event_subject(noun, *key, prefix=self.prefix)
@@ -135,8 +139,18 @@ class World:
                 _put(self.outcomes, item.key[0], state, Outcome)
             case "job":
                 _put(self.jobs, item.key[0], state, Job)
+                _keep(
+                    self.running_jobs,
+                    item.key[0],
+                    isinstance(state, Job) and state.state == "running",
+                )
             case "file":
                 _put(self.files, item.key[0], state, File)
+                _keep(
+                    self.busy_files,
+                    item.key[0],
+                    isinstance(state, File) and any(c.phase in BUSY_PHASES for c in state.copies),
+                )
             case "node":
                 _put(self.nodes, item.key[0], state, Node)
             case "card":
@@ -161,3 +175,10 @@ def _put(table: dict[K, S], key: K, state: object, kind: type[S]) -> None:
         table[key] = state
     else:
         table.pop(key, None)
+
+
+def _keep(members: set[str], key: str, is_member: bool) -> None:
+    if is_member:
+        members.add(key)
+    else:
+        members.discard(key)
