@@ -79,7 +79,9 @@ class Loading:
         launch = self._held().launch
         if launch is None:
             return None
-        fetching = asyncio.ensure_future(self._t.files.obtain(launch.source, self._name))
+        fetching = asyncio.ensure_future(
+            self._t.files.obtain(launch.source, self._name, launch.model)
+        )
         try:
             while not (fetching.done() or self._over()):
                 self._wake.clear()

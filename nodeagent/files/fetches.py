@@ -40,7 +40,7 @@ RATE_OVER: Final = 6
 """The rate is over so many of the moments at which progress is told."""
 
 STALL_S: Final = 30.0
-"""A mirror that sends nothing for so long is left for the next one."""
+"""A mirror that sends nothing for so long is left for the next one; always well before giving up."""
 
 
 class FetchFailed(Exception):
@@ -78,7 +78,7 @@ class Files:
             budget_bytes=settings.files_budget_bytes, keep_free_bytes=settings.files_keep_free_bytes
         )
         self._no_progress_s = settings.fetch_no_progress_s
-        self._stall_s = min(STALL_S, max(settings.fetch_no_progress_s, 0.1))
+        self._stall_s = min(STALL_S, max(settings.fetch_no_progress_s / 4, 0.1))
         self._mirror_folder = Path(settings.mirror_folder) if settings.mirror_folder else None
         self._monotonic = monotonic
         self._mirrors = Mirrors(monotonic)
@@ -111,8 +111,8 @@ class Files:
         if key is not None and files.is_sha256(key):
             self._store.use(key)
 
-    async def obtain(self, source: str, replica: str) -> str:
-        """Makes the files of `source` be here; the path a driver is given.
+    async def obtain(self, source: str, replica: str, model: str = "") -> str:
+        """Makes the files of `source` be here for a replica of `model`; the path a driver is given.
 
         Needs nobody when they are. Raises FetchFailed. Cancelled, it returns at once and leaves what came.
         """
@@ -124,7 +124,7 @@ class Files:
         if (path := self._store.whole(key)) is not None and not self._deciding.locked():
             self._store.use(key)
             return str(path)
-        telling = asyncio.create_task(self._tell(key, replica))
+        telling = asyncio.create_task(self._tell(key, replica, model))
         try:
             return str(await self._sets.join(key, lambda: self._bring(key)))
         finally:
@@ -266,11 +266,11 @@ class Files:
 
     # Progress.
 
-    async def _tell(self, key: str, replica: str) -> None:
+    async def _tell(self, key: str, replica: str, model: str) -> None:
         """Tells how far the set is, at most once a second, until cancelled. Nobody needs to hear it."""
         samples: deque[tuple[float, int]] = deque(maxlen=RATE_OVER)
         while True:
-            told = self._progress(key, replica)
+            told = self._progress(key, replica, model)
             if told is not None:
                 samples.append((self._monotonic(), told.bytes))
                 rate = files.rate_bytes_s(samples)
@@ -279,7 +279,7 @@ class Files:
                 )
             await asyncio.sleep(TELL_EVERY_S)
 
-    def _progress(self, key: str, replica: str) -> FileProgress | None:
+    def _progress(self, key: str, replica: str, model: str) -> FileProgress | None:
         """How far a set is now; None when it is here anyway or nobody knows yet what it consists of."""
         manifest, promised = self._manifests.get(key), self._promised.get(key)
         if manifest is None or not promised:
@@ -297,6 +297,7 @@ class Files:
             total_bytes=total,
             what=what if moving else "fetching",
             replica=replica,
+            model=model,
         )
 
 

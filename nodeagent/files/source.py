@@ -6,6 +6,7 @@ and judges nothing: what a fault means is decided in `domain/files.py`.
 
 import contextlib
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -247,11 +248,11 @@ def _ask(
 ) -> _Asked:
     """A good answer to a GET. Raises Failed, Stopped."""
     stopper.check()
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        host, port = "", None
+        parts, host, port = urlsplit(""), "", None
     if parts.scheme not in ("http", "https") or not host:
         sentence = f"a mirror announced {url!r}, which is no http or https address"
         raise Failed(Fault(kind="away", source=url, sentence=sentence))
@@ -297,12 +298,13 @@ def _fault_of(status: int, url: str, said: str) -> Fault:
 
 
 def _sentence_in(asked: _Asked) -> str:
-    """What the mirror says for itself, in one short line."""
-    with contextlib.suppress(Failed):
-        text = asked.read(2048).decode(errors="replace")
-        line = " ".join(text.split())[:200]
-        return f": {line}" if line and line.isprintable() else ""
-    return ""
+    """What the mirror says for itself, in one short line; nothing when it is no answer of a mirror."""
+    try:
+        said = json.loads(asked.read(4096))["error"]["sentence"]
+    except (Failed, ValueError, KeyError, TypeError):
+        return ""
+    line = " ".join(str(said).split())[:200]
+    return f": {line}" if line.isprintable() else ""
 
 
 def _unreadable(path: Path, error: OSError) -> Fault:

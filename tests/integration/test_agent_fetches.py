@@ -10,7 +10,7 @@ import psutil
 from schemas.beacons import MirrorBeacon
 from tests.support.agent_yard import SCRIPTED, an_item, beside, memory_yard
 from tests.support.aio import run
-from tests.support.mirrors import TOKEN, a_manifest, serving_mirror, some_bytes
+from tests.support.scripted_mirror import TOKEN, a_manifest, serving_mirror, some_bytes
 
 RUN = (sys.executable, "-I", "-S", str(SCRIPTED), "--port", "${PORT}", "--model", "${SOURCE}")
 

@@ -1,0 +1,539 @@
+"""One node's files from mirrors that behave and misbehave: real HTTP, real files, no agent around."""
+
+import asyncio
+import errno
+import itertools
+import os
+import time
+
+import pytest
+
+from nodeagent.files import moving
+from nodeagent.files.fetches import FetchFailed
+from tests.support.aio import run, until
+from tests.support.node_files import node_files
+from tests.support.scripted_mirror import (
+    a_key,
+    a_manifest,
+    a_sha256,
+    serving_mirror,
+    some_bytes,
+)
+
+BODY = some_bytes(3_000_017)
+ONE = a_manifest("one", BODY)
+
+
+def failing(node, manifest) -> FetchFailed:
+    """How a fetch that must fail does."""
+
+    async def story():
+        with pytest.raises(FetchFailed) as caught:
+            await node.obtain(manifest)
+        return caught.value
+
+    return run(story())
+
+
+def test_a_set_is_fetched_once_and_afterwards_needs_nobody(tmp_path):
+    shards = [some_bytes(200_000, 1), some_bytes(100_000, 2), b"", some_bytes(100_000, 2)]
+    manifest = a_manifest("m", *shards)
+    with serving_mirror() as mirror:
+        mirror.add(manifest, *shards)
+        node = node_files(tmp_path, mirror)
+        first = run(node.obtain(manifest))
+    names = [file.name for file in manifest.files]
+    assert [(first.parent / name).read_bytes() for name in names] == shards
+    assert first.name == names[0]
+    # The same content under two names is fetched and kept once.
+    assert mirror.sent_bytes == 300_000
+    assert len(node.contents()) == 3
+    assert run(node_files(tmp_path).obtain(manifest)) == first
+    assert mirror.files_asked()[0] == (manifest.files[0].key, "")
+
+
+def test_scn_c6_a_cut_fetch_goes_on_at_the_byte_it_reached_and_the_whole_is_hashed(tmp_path):
+    with serving_mirror(cut_at=[1_000_000, 500_000]) as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert [span for _, span in mirror.files_asked()] == [
+            "",
+            "bytes=1000000-",
+            "bytes=1500000-",
+        ]
+        assert mirror.sent_bytes == len(BODY)
+    assert not node.partial(ONE).exists()
+
+
+def test_scn_c6_what_an_earlier_life_left_is_hashed_and_only_the_rest_is_fetched(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        node.partial(ONE).parent.mkdir(parents=True)
+        node.partial(ONE).write_bytes(BODY[:2_000_000])
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == len(BODY) - 2_000_000
+
+
+def test_all_of_it_was_there_already_but_for_its_name_and_no_mirror_lives(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        node.partial(ONE).parent.mkdir(parents=True)
+        node.partial(ONE).write_bytes(BODY)
+        mirror.statuses = [503] * 50
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == 0
+
+
+@pytest.mark.parametrize("left", [b"x" * 1000, b"y" * (len(BODY) + 5), b"z" * len(BODY)])
+def test_a_beginning_that_is_not_of_this_content_is_thrown_away_and_fetched_anew(tmp_path, left):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        node.partial(ONE).parent.mkdir(parents=True)
+        node.partial(ONE).write_bytes(left)
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes <= 2 * len(BODY)
+
+
+def test_bytes_other_than_announced_are_fetched_once_more(tmp_path):
+    with serving_mirror(garble=1) as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == 2 * len(BODY)
+
+
+def test_bytes_other_than_announced_twice_fail_with_both_sums_and_leave_nothing(tmp_path):
+    with serving_mirror(garble=9) as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        failed = failing(node, ONE)
+        assert failed.code == "fetch_failed"
+        assert ONE.files[0].sha256[:12] in failed.sentence
+        assert mirror.url in failed.sentence
+        assert mirror.sent_bytes == 2 * len(BODY)
+    assert node.partial(ONE).read_bytes() == b""
+    assert node.contents() == {}
+
+
+def test_more_bytes_than_announced_are_not_taken(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        mirror.contents[ONE.key] = BODY + b"more"
+        failed = failing(node_files(tmp_path, mirror), ONE)
+        assert "more than 3000017 bytes" in failed.sentence
+
+
+def test_a_mirror_that_fails_is_left_for_the_next_one(tmp_path):
+    with serving_mirror(always=503) as a, serving_mirror(cut_at=[700_000]) as b:
+        b.add(ONE, BODY)
+        node = node_files(tmp_path, a, b)
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert b.sent_bytes == len(BODY)
+
+
+def test_a_silent_mirror_is_left_for_the_next_one_and_what_came_is_kept(tmp_path):
+    with serving_mirror(stall_at=[1_000_000] * 9) as a, serving_mirror(stall_at=[900_000]) as b:
+        a.add(ONE, BODY)
+        b.add(ONE, BODY)
+        node = node_files(tmp_path, a, b, fetch_no_progress_s=2.0)
+        # Both stop in the middle; between them the file is had, each byte once.
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert a.sent_bytes + b.sent_bytes == len(BODY)
+
+
+def test_no_new_byte_for_the_bound_is_a_failure_that_says_what_the_mirror_did(tmp_path):
+    with serving_mirror(stall_at=[100_000, *[0] * 20]) as mirror:
+        mirror.add(ONE, BODY)
+        began = time.monotonic()
+        failed = failing(node_files(tmp_path, mirror, fetch_no_progress_s=0.6), ONE)
+        assert time.monotonic() - began < 5
+        assert failed.code == "fetch_failed"
+        assert failed.sentence == (
+            f"no new byte for 0.6 s: the mirror at {mirror.url} stopped sending (no byte in time)"
+        )
+
+
+def test_bytes_that_come_slowly_are_no_failure(tmp_path):
+    body = some_bytes(64 * 1024 * 12)
+    manifest = a_manifest("slow", body)
+    with serving_mirror(pause_s=0.1) as mirror:
+        mirror.add(manifest, body)
+        node = node_files(tmp_path, mirror, fetch_no_progress_s=0.5)
+        assert run(node.obtain(manifest)).read_bytes() == body
+
+
+def test_a_node_every_mirror_refuses_hears_so_at_once(tmp_path):
+    with serving_mirror(always=401) as mirror:
+        mirror.add(ONE, BODY)
+        began = time.monotonic()
+        failed = failing(node_files(tmp_path, mirror), ONE)
+        assert time.monotonic() - began < 3
+        assert failed.sentence == (
+            f"the mirror at {mirror.url} refuses this node (401):"
+            " is the node's secret of this yard?: as told"
+        )
+
+
+def test_a_set_no_mirror_has_yet_is_waited_for(tmp_path):
+    with serving_mirror() as mirror:
+        node = node_files(tmp_path, mirror)
+
+        async def story():
+            fetching = asyncio.create_task(node.obtain(ONE))
+            await until(lambda: len(mirror.asked) >= 2, "it to ask again")
+            mirror.add(ONE, BODY)
+            return await fetching
+
+        assert run(story()).read_bytes() == BODY
+        other = a_manifest("other", b"x")
+        failed = failing(node_files(tmp_path, mirror, fetch_no_progress_s=0.3), other)
+        assert failed.sentence.endswith(f"the mirror at {mirror.url} does not have it: as told")
+
+
+def test_a_mirror_heard_of_later_is_asked_at_once(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path)
+
+        async def story():
+            fetching = asyncio.create_task(node.obtain(ONE))
+            await asyncio.wait({fetching}, timeout=1.2)
+            assert not fetching.done()
+            began = time.monotonic()
+            node.hear(mirror)
+            await fetching
+            assert time.monotonic() - began < 0.8
+
+        run(story())
+    failed = failing(node_files(tmp_path / "other", fetch_no_progress_s=0.2), ONE)
+    assert failed.sentence.startswith("no new byte for 0.2 s: no mirror was heard of;")
+
+
+@pytest.mark.parametrize("status", [404, 416, 500])
+def test_an_answer_without_bytes_costs_a_moment_and_no_more(tmp_path, status):
+    with serving_mirror(statuses=[status]) as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        node.partial(ONE).parent.mkdir(parents=True)
+        node.partial(ONE).write_bytes(BODY[:1000])
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+
+
+def test_a_mirror_that_knows_no_ranges_sends_all_of_it_again(tmp_path):
+    with serving_mirror(cut_at=[1_000_000], ignore_range=True, close_each=True) as mirror:
+        mirror.add(ONE, BODY)
+        assert run(node_files(tmp_path, mirror).obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == len(BODY) + 1_000_000
+
+
+def test_other_content_under_the_key_is_not_taken(tmp_path):
+    with serving_mirror() as a, serving_mirror() as b:
+        for mirror in (a, b):
+            mirror.add(ONE, BODY)
+        a.etags[ONE.key] = f'"{a_sha256(b"other")}"'
+        node = node_files(tmp_path, a, b)
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert (a.sent_bytes, b.sent_bytes) == (0, len(BODY)) or a.url > b.url
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"key":"x","files":[]}', b"\xff"])
+def test_a_manifest_that_is_none_is_a_fault_of_that_mirror(tmp_path, body):
+    with serving_mirror() as mirror:
+        mirror.manifests[ONE.key] = body
+        failed = failing(node_files(tmp_path, mirror, fetch_no_progress_s=0.2), ONE)
+        assert "cannot be believed" in failed.sentence
+
+
+def test_an_address_that_is_none_is_a_fault_and_no_more(tmp_path):
+    node = node_files(tmp_path, fetch_no_progress_s=0.2)
+    for url in ("ftp://x", "nothing", "http://[::1", "http://:80", "http://127.0.0.1:99999"):
+        node.hear(type("Mirror", (), {"url": url})())
+    assert failing(node, ONE).code == "fetch_failed"
+
+
+@pytest.mark.parametrize("key", ["", "x", "../../etc/passwd", "A" * 64])
+def test_a_source_that_names_no_content_is_refused(tmp_path, key):
+    node = node_files(tmp_path)
+    with pytest.raises(FetchFailed, match="names no file of a mirror"):
+        run(node.files.obtain(f"mirror:{key}", "r-1"))
+    assert node.files.local(f"mirror:{key}") is None
+    node.files.used(f"mirror:{key}")
+    assert node.files.local("/models/x.gguf") == "/models/x.gguf"
+
+
+def test_inv_4_one_fetch_per_file_however_many_replicas_want_it(tmp_path):
+    other = a_manifest("other", BODY)  # another repository, the same bytes
+    with serving_mirror(pause_s=0.01) as mirror:
+        mirror.add(ONE, BODY)
+        mirror.add(other, BODY)
+        node = node_files(tmp_path, mirror)
+
+        async def story():
+            return await asyncio.gather(
+                *(node.obtain(ONE, f"r-{n}") for n in range(5)),
+                *(node.obtain(other, f"s-{n}") for n in range(5)),
+            )
+
+        paths = run(story())
+        assert len(set(paths)) == 2
+        assert all(path.read_bytes() == BODY for path in set(paths))
+        assert mirror.sent_bytes == len(BODY)
+        assert sum(kind == "sets" for kind, _, _ in mirror.asked) == 2
+
+
+def test_who_leaves_takes_the_fetch_with_him_only_when_he_is_the_last(tmp_path):
+    with serving_mirror(pause_s=0.03) as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+
+        async def story():
+            first = asyncio.create_task(node.obtain(ONE, "r-1"))
+            second = asyncio.create_task(node.obtain(ONE, "r-2"))
+            await until(lambda: mirror.sent_bytes > 300_000, "some bytes")
+            first.cancel()
+            await asyncio.wait({first})
+            sent = mirror.sent_bytes
+            await until(lambda: mirror.sent_bytes > sent + 300_000, "more bytes for the other")
+            began = time.monotonic()
+            second.cancel()
+            await asyncio.wait({second})
+            assert time.monotonic() - began < 0.5
+            kept = node.partial(ONE).stat().st_size
+            assert 0 < kept < len(BODY)
+            assert node.partial(ONE).read_bytes() == BODY[:kept]
+            # Nobody goes on with it behind our back.
+            await asyncio.sleep(0.2)
+            assert node.partial(ONE).stat().st_size == kept
+            mirror.pause_s = 0
+            before = mirror.sent_bytes
+            assert (await node.obtain(ONE, "r-3")).read_bytes() == BODY
+            assert mirror.sent_bytes - before == len(BODY) - kept
+
+        run(story())
+
+
+@pytest.mark.parametrize("when", ["silent", "manifest", "unheard"])
+def test_leaving_is_prompt_whatever_it_waits_for(tmp_path, when):
+    with serving_mirror(stall_at=[0, 1000] if when == "silent" else []) as mirror:
+        if when == "silent":
+            mirror.add(ONE, BODY)
+        node = node_files(tmp_path, *([] if when == "unheard" else [mirror]))
+
+        async def story():
+            fetching = asyncio.create_task(node.obtain(ONE))
+            if when == "unheard":
+                await asyncio.sleep(0.05)
+            else:
+                await until(lambda: len(mirror.asked) >= (2 if when == "silent" else 1), "asked")
+            await asyncio.sleep(0.05)
+            began = time.monotonic()
+            fetching.cancel()
+            await asyncio.wait({fetching})
+            assert fetching.cancelled()
+            assert time.monotonic() - began < 0.5
+
+        run(story())
+
+
+def test_no_more_files_than_the_setting_says_are_fetched_at_once(tmp_path):
+    shards = [some_bytes(400_000, n) for n in range(5)]
+    manifest = a_manifest("m", *shards)
+    with serving_mirror(pause_s=0.02) as mirror:
+        mirror.add(manifest, *shards)
+        run(node_files(tmp_path, mirror, fetches=2).obtain(manifest))
+        assert mirror.most_running == 2
+
+
+def test_progress_is_told_to_each_replica_at_most_once_a_second_and_grows(tmp_path):
+    shards = [some_bytes(1_000_000, 1), some_bytes(500_000, 2)]
+    manifest = a_manifest("m", *shards)
+    with serving_mirror(pause_s=0.2) as mirror:
+        mirror.add(manifest, *shards)
+        node = node_files(tmp_path, mirror)
+
+        async def story():
+            await asyncio.gather(node.obtain(manifest, "r-1"), node.obtain(manifest, "r-2"))
+
+        run(story())
+    told = [(at, p) for at, p in node.told.progress_told if p.replica == "r-1"]
+    assert len(told) >= 2
+    assert len(told) == len([1 for _, p in node.told.progress_told if p.replica == "r-2"])
+    times = [at for at, _ in told]
+    assert all(b - a > 0.9 for a, b in itertools.pairwise(times))
+    counts = [p.bytes for _, p in told]
+    assert counts == sorted(counts)
+    assert all(0 < p.bytes <= 1_500_000 == p.total_bytes for _, p in told[1:])
+    assert {p.what for _, p in told} == {"fetching"}
+    assert told[-1][1].rate_bytes_s > 50_000
+    assert {p.key for _, p in told} == {manifest.key}
+
+
+# A mirror's folder on this machine.
+
+
+def a_folder(tmp_path, *contents: bytes):
+    folder = tmp_path / "mirror"
+    (folder / "blobs").mkdir(parents=True)
+    for content in contents:
+        (folder / "blobs" / a_sha256(content)).write_bytes(content)
+    return folder
+
+
+def test_files_of_a_mirror_on_this_machine_are_linked_not_fetched(tmp_path):
+    folder = a_folder(tmp_path, BODY)
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        # Not even a budget stands in the way: it takes no byte more.
+        node = node_files(
+            tmp_path / "files", mirror, mirror_folder=str(folder), files_budget_bytes=1000
+        )
+        path = run(node.obtain(ONE))
+        assert path.samefile(folder / "blobs" / ONE.files[0].sha256)
+        assert mirror.files_asked() == []
+        # The mirror may forget it; it stays here, and counts from then on.
+        (folder / "blobs" / ONE.files[0].sha256).unlink()
+        assert run(node_files(tmp_path / "files").obtain(ONE)).read_bytes() == BODY
+
+
+def test_a_file_of_another_size_in_the_mirrors_folder_is_not_taken(tmp_path):
+    folder = a_folder(tmp_path)
+    (folder / "blobs" / ONE.files[0].sha256).write_bytes(b"short")
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path / "files", mirror, mirror_folder=str(folder))
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == len(BODY)
+
+
+def test_a_mirrors_folder_on_another_file_system_is_copied_and_compared(tmp_path, monkeypatch):
+    link = os.link
+
+    def other_device(source, target):
+        if folder in source.parents:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        link(source, target)
+
+    folder = a_folder(tmp_path, BODY)
+    monkeypatch.setattr(os, "link", other_device)
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path / "files", mirror, mirror_folder=str(folder))
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.files_asked() == []
+        # A damaged copy is noticed, and the mirror asked.
+        other = some_bytes(1_000_000, 9)
+        manifest = mirror.add(a_manifest("o", other), other)
+        (folder / "blobs" / a_sha256(other)).write_bytes(other[:-1] + b"!")
+        assert run(node.obtain(manifest)).read_bytes() == other
+        assert mirror.sent_bytes == len(other)
+
+
+# Room.
+
+
+def test_what_nothing_needs_goes_when_a_budget_is_full_least_recently_used_first(tmp_path):
+    bodies = [some_bytes(400_000, n) for n in range(4)]
+    sets = [a_manifest(f"m{n}", body) for n, body in enumerate(bodies)]
+    with serving_mirror() as mirror:
+        for manifest, body in zip(sets, bodies, strict=True):
+            mirror.add(manifest, body)
+        node = node_files(tmp_path, mirror, files_budget_bytes=1_000_000)
+        for n in (0, 1):
+            run(node.obtain(sets[n]))
+            os.utime(tmp_path / "sets" / f"{sets[n].key}.json", (n, n))
+        # The older one was used since.
+        node.files.used(f"mirror:{sets[0].key}")
+        run(node.obtain(sets[2]))
+        assert set(node.contents()) == {a_sha256(bodies[0]), a_sha256(bodies[2])}
+        assert node.files.local(f"mirror:{sets[1].key}") is None
+        assert not (tmp_path / "sets" / sets[1].key).exists()
+        node.needed.update({sets[0].key, sets[2].key})
+        failed = failing(node, sets[3])
+        assert failed.code == "disk_full"
+        assert "0 MiB that nothing here needs could go" in failed.sentence
+        node.needed.discard(sets[0].key)
+        run(node.obtain(sets[3]))
+        assert set(node.contents()) == {a_sha256(bodies[2]), a_sha256(bodies[3])}
+        assert sum(map(len, node.contents().values())) <= 1_000_000
+
+
+def test_scn_c7_a_disk_smaller_than_the_files_is_said_before_the_first_byte(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror, files_keep_free_bytes=1 << 60)
+        failed = failing(node, ONE)
+        assert failed.code == "disk_full"
+        assert "its files need 3 MiB more" in failed.sentence
+        assert mirror.files_asked() == []
+
+
+def test_two_fetches_are_not_promised_the_same_bytes(tmp_path):
+    bodies = [some_bytes(600_000, n) for n in range(2)]
+    sets = [a_manifest(f"m{n}", body) for n, body in enumerate(bodies)]
+    with serving_mirror(pause_s=0.02) as mirror:
+        for manifest, body in zip(sets, bodies, strict=True):
+            mirror.add(manifest, body)
+        node = node_files(tmp_path, mirror, files_budget_bytes=1_000_000)
+
+        async def story():
+            return await asyncio.gather(
+                *(node.obtain(manifest) for manifest in sets), return_exceptions=True
+            )
+
+        results = run(story())
+        assert sorted(isinstance(result, FetchFailed) for result in results) == [False, True]
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_the_fetch_with_a_sentence(tmp_path, monkeypatch):
+    write, written = os.pwrite, []
+
+    def pwrite(handle, piece, at):
+        if at > 1_000_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(at)
+        return write(handle, piece, at)
+
+    monkeypatch.setattr(moving.os, "pwrite", pwrite)
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        failed = failing(node_files(tmp_path, mirror), ONE)
+        assert failed.code == "disk_full"
+        assert failed.sentence.endswith("partial: the disk is full")
+        assert written
+
+
+def test_what_a_killed_agent_left_half_named_is_put_right(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        path = run(node.obtain(ONE))
+        os.link(path, path.parent / ".draft")
+        os.link(path, tmp_path / "blobs" / ".draft")
+        (tmp_path / "sets" / ".draft").write_bytes(b"{")
+        path.unlink()
+        path.write_bytes(b"something else")
+        again = node_files(tmp_path)
+        assert again.files.local(f"mirror:{ONE.key}") is None
+        assert run(again.obtain(ONE)).read_bytes() == BODY
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+        other = a_manifest("o", b"x")
+        mirror.add(other, b"x")
+        again.hear(mirror)
+        run(again.obtain(other))
+        drafts = list(tmp_path.rglob(".draft"))
+        assert drafts == []
+
+
+def test_a_broken_manifest_on_disk_is_asked_for_again(tmp_path):
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path, mirror)
+        run(node.obtain(ONE))
+        (tmp_path / "sets" / f"{ONE.key}.json").write_bytes(b"\x00")
+        assert run(node.obtain(ONE)).read_bytes() == BODY
+        assert mirror.sent_bytes == len(BODY)
+    assert a_key("one-0") == ONE.key
