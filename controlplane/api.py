@@ -19,10 +19,12 @@ from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryPara
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
+from controlplane import serve_api
 from controlplane.api_version import program_version
 from controlplane.doctor import Doctor
 from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
 from controlplane.metrics import CONTENT_TYPE, Metrics
+from controlplane.planning import BadRequest, NotAnswered, Planner
 from controlplane.projections.readmodel import Entry, NotSynced, ReadModel
 from events.ids import utc_now
 from events.log import LogError
@@ -339,15 +341,25 @@ def _fault(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorB
 
 
 def build_api(
-    *, model: ReadModel, streams: EventStreams, metrics: Metrics, doctor: Doctor, prefix: str
+    *,
+    model: ReadModel,
+    streams: EventStreams,
+    metrics: Metrics,
+    doctor: Doctor,
+    prefix: str,
+    planner: Planner | None = None,
 ) -> Litestar:
     """The application, without its guard (api_guard.py) and its server (app.py)."""
     handlers: list[HTTPRouteHandler] = [
         handler for kind in KINDS for handler in _resource(kind, model)
     ]
     handlers += [_events(streams, prefix), *_plain(metrics, doctor)]
+    if planner is not None:
+        handlers += serve_api.handlers(planner)
     exception_handlers: dict[int | type[Exception], Any] = {
         Refusal: _refused,
+        BadRequest: serve_api.bad_request,
+        NotAnswered: serve_api.not_answered,
         NotSynced: lambda _, error: _error(503, "not_synced", f"{error}; try again soon"),
         BadQuery: lambda _, error: _error(400, "bad_request", str(error)),
         TooManyStreams: lambda _, __: _error(

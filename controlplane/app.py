@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -23,6 +24,9 @@ from controlplane.events_api import EventStreams
 from controlplane.identifiers import new_ids
 from controlplane.leader import LeaderLoop, MakeDecider, NextDecision
 from controlplane.metrics import Metrics
+from controlplane.mirror.store import StoreError
+from controlplane.mirroring import Mirroring
+from controlplane.planning import Planner
 from controlplane.projections.readmodel import ReadModel
 from events.connection import Connection, connect
 from events.ids import utc_now
@@ -30,7 +34,7 @@ from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import EventLog, Misconfigured, Unavailable, Wire
 from events.provision import ensure_streams
 from events.roles import inbox_prefix
-from events.secrets import api_token_path, read_secret, yard_id
+from events.secrets import api_token_path, read_secret, yard_id, yard_secret_path
 from events.service import FatalError, Service
 from events.subjects import encode_token
 from schemas.messages import SCHEMA
@@ -71,7 +75,10 @@ class ControlPlane:
         prefix: str = "yard",
         make_decider: MakeDecider = new_decider,
         ids: Ids | None = None,
+        mirroring: Mirroring | None = None,
     ) -> None:
+        """Without `mirroring` it serves no job and keeps no file."""
+        self._mirroring = mirroring
         self.metrics = Metrics()
         self.leader = LeaderLoop(
             events=events,
@@ -84,6 +91,7 @@ class ControlPlane:
             monotonic=time.monotonic,
             metrics=self.metrics,
             prefix=prefix,
+            mirroring=mirroring,
         )
         self.model = ReadModel(
             events=events,
@@ -129,12 +137,18 @@ class ControlPlane:
         self.port = listener.getsockname()[1]
         try:
             await self.model.open()
+            if self._mirroring is not None:
+                await self._mirroring.open()
             server = self._server(host)
             async with asyncio.TaskGroup() as tasks:
                 work = [
                     tasks.create_task(self.leader.run(), name="leader"),
                     tasks.create_task(self.model.run(), name="projection"),
                 ]
+                if self._mirroring is not None:
+                    work.append(
+                        tasks.create_task(self._mirroring.run(self.port), name="mirror beacon")
+                    )
                 serving = tasks.create_task(server.serve(sockets=[listener]), name="api")
                 self.listening.set()
                 log.info("listening", extra={"host": host, "port": self.port})
@@ -150,6 +164,21 @@ class ControlPlane:
             listener.close()
             # The database has a thread of its own that would keep the process alive.
             await self.model.close()
+            if self._mirroring is not None:
+                await self._mirroring.close()
+
+    def _planner(self) -> Planner | None:
+        if self._mirroring is None:
+            return None
+        return Planner(
+            registry=self._mirroring.registry,
+            store=self._mirroring.store,
+            world=lambda: self.leader.world,
+            live=self.leader.view,
+            ids=new_ids(),
+            settings=self._settings,
+            now=utc_now,
+        )
 
     def _server(self, host: str) -> _Server:
         application = build_api(
@@ -158,6 +187,7 @@ class ControlPlane:
             metrics=self.metrics,
             doctor=self.doctor,
             prefix=self._prefix,
+            planner=self._planner(),
         )
         guard = Guard(
             application,
@@ -165,9 +195,12 @@ class ControlPlane:
             known=Known(host, self._settings.allowed_hosts),
             metrics=self.metrics,
         )
+        door: Any = guard
+        if self._mirroring is not None:
+            door = self._mirroring.in_front_of(guard, lambda: self.leader.world)
         return _Server(
             uvicorn.Config(
-                guard,
+                door,
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -218,6 +251,7 @@ async def run(service: Service) -> None:
     settings = service.settings
     user = service.nats_user(USER)
     token = read_secret(api_token_path(service.data))
+    yard_secret = read_secret(yard_secret_path(service.data))
     owner = _yard_id(service.data)
     me = Me(instance=service.id, host=socket.gethostname(), pid=os.getpid())
     connection = await connect(
@@ -229,18 +263,28 @@ async def run(service: Service) -> None:
         prefix=settings.yard.prefix,
     )
     try:
+        wire = JetStreamWire(connection)
         plane = ControlPlane(
             events=JetStreamLog(connection, source=f"/cp/{service.id}"),
-            wire=JetStreamWire(connection),
+            wire=wire,
             me=me,
             settings=settings.controlplane,
             folder=service.data / "controlplane" / encode_token(service.id),
             token=token,
             prefix=settings.yard.prefix,
+            mirroring=Mirroring(
+                name=service.id,
+                folder=service.data / "mirror",
+                settings=settings.controlplane,
+                wire=wire,
+                yard_secret=yard_secret,
+            ),
         )
         async with asyncio.TaskGroup() as tasks:
             streams = tasks.create_task(_keep_streams(connection, owner), name="streams")
             await plane.run(service.stopping)
             streams.cancel()
+    except* StoreError as errors:
+        raise FatalError(str(errors.exceptions[0])) from errors
     finally:
         await connection.close()

@@ -24,8 +24,9 @@ from controlplane.domain.world import World
 from controlplane.drafts import expired
 from controlplane.live import LiveTracker
 from controlplane.metrics import Metrics
+from controlplane.mirroring import Mirroring
 from controlplane.readiness import Facts, ProjectionFacts
-from controlplane.workers import Do, Workers
+from controlplane.workers import Workers
 from controlplane.worldreader import WorldReader
 from events.log import EventLog, LogError, StoredCommand, Wire
 from events.subjects import event_subject
@@ -92,11 +93,9 @@ class LeaderLoop:
         metrics: Metrics,
         prefix: str = "yard",
         alive: Callable[[int, datetime], bool] = process_alive,
-        do: Do | None = None,
-        mirrors: Callable[[], tuple[str, ...]] = tuple,
+        mirroring: Mirroring | None = None,
     ) -> None:
-        """`do` does what the log says is due (None: this instance has no mirror and does none of it);
-        `mirrors` are the names of the other live ones."""
+        """Without `mirroring` this instance does none of the work that jobs and files need."""
         self._events = events
         self._wire = wire
         self.me = me
@@ -137,8 +136,12 @@ class LeaderLoop:
             catch_up=self._catch_up,
         )
 
-        self._mirrors = mirrors
-        self._workers = Workers(me.instance, do, wake=self._wake.set) if do is not None else None
+        self._mirroring = mirroring
+        self._workers = (
+            Workers(mirroring.name, mirroring.hands.do, wake=self._wake.set)
+            if mirroring is not None
+            else None
+        )
         self._due_at: tuple[int, int] | None = None
         """Up to where of the world the workers' tasks were looked up: generation and folds."""
         self.term: int | None = None
@@ -406,7 +409,7 @@ class LeaderLoop:
         if offered and offered[0].seq == self._poison:
             return self._refusal(offered[0])
         reports = self._workers.offered() if self._workers is not None else ()
-        live = self._view()
+        live = self.view()
         try:
             with self._metrics.decide_s.time():
                 step = self._next_decision(
@@ -434,11 +437,12 @@ class LeaderLoop:
                 self._settle(command)
         return offered
 
-    def _view(self) -> Live:
+    def view(self) -> Live:
+        """What beacons say now, as ages."""
         live = self.live.view(leading_since=self._leading_since)
-        if self._workers is None:
+        if self._mirroring is None:
             return live
-        return replace(live, mirror=self._workers.mirror, mirrors=self._mirrors())
+        return replace(live, mirror=self._mirroring.name, mirrors=self._mirroring.others())
 
     def _isolate(
         self,
@@ -529,7 +533,7 @@ class LeaderLoop:
 
     def _put_to_work(self) -> None:
         """Lets the workers do what the log says is due, if it may say something else than before."""
-        if self._workers is None:
+        if self._workers is None or self._mirroring is None:
             return
         world = self.world
         now = (self._generation, world.touched_from + len(world.touched))
@@ -541,6 +545,9 @@ class LeaderLoop:
             news = world.touched[last[1] - world.touched_from :]
             if not any(noun in WORK_NOUNS for noun, _ in news):
                 return
+        elif last is None:
+            # The first time of a term: the folder may not hold what the log says it does.
+            self._workers.look(self._mirroring.missing(world))
         self._workers.sync(due(world, self._workers.mirror))
 
     # Keeping house

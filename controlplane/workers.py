@@ -7,9 +7,10 @@ the next leader finds the same work due.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 from controlplane.domain.reports import FileFault, Report, StepFailed
 from controlplane.domain.work import Fetch, Remove, Task, Verify
@@ -41,25 +42,40 @@ class Workers:
         self._do = do
         self._wake = wake
         self._work: dict[Hashable, _Work] = {}
+        self._told: list[Report] = []
+        self._looking: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     def sync(self, due: Sequence[Task]) -> None:
         """Makes what runs equal to what is due. To be called on the event loop."""
         wanted = {_key(task): task for task in due}
         for key in [key for key in self._work if key not in wanted]:
-            self._end(self._work.pop(key))
+            self._end(self._work.pop(key).running)
         for key, task in wanted.items():
             if key not in self._work:
                 self._work[key] = work = _Work(task=task, running=None)
                 work.running = asyncio.create_task(self._run(work, 0.0), name=f"work {key}")
 
+    def look(self, found: Coroutine[Any, Any, Sequence[Report]]) -> None:
+        """Offers what `found` reports, once, besides what the tasks do."""
+        self._looking = asyncio.create_task(self._look(found), name="look")
+
+    async def _look(self, found: Coroutine[Any, Any, Sequence[Report]]) -> None:
+        self._told.extend(await found)
+        self._wake()
+
     def offered(self) -> tuple[Report, ...]:
         """Reports no decision has dealt with yet, oldest work first."""
         found = (work.report for work in self._work.values() if work.report is not None)
-        return tuple(report for _, report in zip(range(OFFERED), found, strict=False))
+        return tuple(
+            report for _, report in zip(range(OFFERED), chain(self._told, found), strict=False)
+        )
 
     def settle(self, report: Report) -> None:
         """A decision dealt with `report`. If its task is still due it begins again after a pause."""
+        if report in self._told:
+            self._told.remove(report)
+            return
         for work in self._work.values():
             if work.report == report:
                 work.report = None
@@ -69,8 +85,9 @@ class Workers:
     def stop(self) -> None:
         """The term is over: everything ends, and reports of it are dropped."""
         for work in self._work.values():
-            self._end(work)
-        self._work = {}
+            self._end(work.running)
+        self._end(self._looking)
+        self._work, self._told, self._looking = {}, [], None
 
     async def close(self) -> None:
         """Ends everything and waits until it has."""
@@ -78,8 +95,7 @@ class Workers:
         while self._ending:
             await asyncio.wait(tuple(self._ending))
 
-    def _end(self, work: _Work) -> None:
-        running = work.running
+    def _end(self, running: asyncio.Task[None] | None) -> None:
         if running is not None and not running.done():
             running.cancel()
             self._ending.add(running)

@@ -54,13 +54,12 @@ class LeaderBeacon(Struct, frozen=True, kw_only=True):
 class MirrorBeacon(Struct, frozen=True, kw_only=True):
     """Every 2 s, by every control plane: where its mirror's files are read (`url`, without a path).
 
-    `free_bytes` is what may still be written there. `keys` counts the files it has.
+    `free_bytes` is what may still be written there.
     """
 
     mirror: str
     url: str
     free_bytes: int = 0
-    keys: int = 0
     leaving: bool = False
 
 

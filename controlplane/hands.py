@@ -1,0 +1,123 @@
+"""Does the tasks of the leader's workers: asks the registry, reads headers, moves files, says hello to replicas.
+
+Each task ends in one report. It decides nothing and writes nothing to the log.
+"""
+
+from collections.abc import Callable
+
+from controlplane import headers
+from controlplane.domain.ggufheader import NotGguf
+from controlplane.domain.reports import FileGone, HeaderRead, RepoRead, Report, StepFailed
+from controlplane.domain.work import Fetch, ReadHeader, ReadRepo, Remove, Smoke, Task, Verify
+from controlplane.headers import Found
+from controlplane.mirror import checking
+from controlplane.mirror.domain.sources import sources_of
+from controlplane.mirror.fetching import Fetcher
+from controlplane.mirror.store import Store
+from controlplane.registry.client import Registry
+from controlplane.registry.faults import RegistryFault
+from controlplane.registry.rangedfile import KEPT_BYTES
+from controlplane.smoke import smoke
+from events.secrets import engine_key, mirror_token, node_secret
+from schemas import codes
+from schemas.progress import FileProgress
+
+CONTROL = "control"
+"""The name control planes read each other's mirrors by."""
+
+
+class Hands:
+    """The hands of one instance. `others` are the URLs of the other live mirrors by name; `registry_token`
+    is what the registry's own host is shown, and nobody else."""
+
+    def __init__(
+        self,
+        *,
+        mirror: str,
+        registry: Registry,
+        registry_token: str | None,
+        store: Store,
+        fetcher: Fetcher,
+        others: Callable[[], dict[str, str]],
+        yard_secret: str,
+        smoke_timeout_s: float,
+        on_progress: Callable[[FileProgress], None],
+    ) -> None:
+        self._mirror = mirror
+        self._registry = registry
+        self._registry_token = registry_token
+        self._store = store
+        self._fetcher = fetcher
+        self._others = others
+        self._yard_secret = yard_secret
+        self._smoke_timeout_s = smoke_timeout_s
+        self._on_progress = on_progress
+
+    async def do(self, task: Task) -> Report:
+        """What came of `task`."""
+        match task:
+            case ReadRepo():
+                return await self._repo(task)
+            case ReadHeader():
+                return await self._header(task)
+            case Smoke():
+                key = None
+                if task.has_key:
+                    key = engine_key(node_secret(self._yard_secret, task.node), task.replica)
+                return await smoke(task, key, timeout_s=self._smoke_timeout_s)
+            case Fetch():
+                sources = sources_of(
+                    task,
+                    mirrors=self._others(),
+                    mirror_token=mirror_token(node_secret(self._yard_secret, CONTROL), CONTROL),
+                    endpoint=self._registry.endpoint,
+                    registry_token=self._registry_token,
+                )
+                return await self._fetcher.fetch(task, sources=sources)
+            case Verify():
+                return await checking.verify(
+                    self._store, task, mirror=self._mirror, on_progress=self._on_progress
+                )
+            case Remove():
+                return await checking.remove(self._store, task, mirror=self._mirror)
+
+    async def _repo(self, task: ReadRepo) -> RepoRead | StepFailed:
+        try:
+            repo = await self._registry.repo(task.repo, task.revision)
+        except RegistryFault as fault:
+            return _failed(task, fault.code, fault.sentence)
+        return RepoRead(job=task.job, attempt=task.attempt, repo=repo)
+
+    async def _header(self, task: ReadHeader) -> HeaderRead | StepFailed | FileGone:
+        try:
+            if task.mirrored:
+                reading = self._store.read(task.key)
+                if reading is None:
+                    return FileGone(key=task.key, mirror=self._mirror)
+                with reading:
+                    found = await headers.read_shape(headers.of_mirror(reading))
+            else:
+                file = self._registry.open(task.repo, task.commit, task.path, KEPT_BYTES)
+                found = await headers.read_shape(file.prefix)
+        except RegistryFault as fault:
+            return _failed(task, fault.code, fault.sentence)
+        except OSError as error:
+            return _failed(task, codes.DISK_FAILED, f"{task.path} cannot be read: {error.strerror}")
+        match found:
+            case NotGguf(sentence=why):
+                return _failed(task, codes.NOT_GGUF, f"{task.path} is not a GGUF file: {why}")
+            case Found(shape=shape, why=why):
+                return HeaderRead(
+                    job=task.job,
+                    attempt=task.attempt,
+                    index=task.index,
+                    shape=shape,
+                    why=why,
+                    free_bytes=self._store.free_bytes(),
+                )
+
+
+def _failed(task: ReadRepo | ReadHeader, code: str, sentence: str) -> StepFailed:
+    return StepFailed(
+        job=task.job, attempt=task.attempt, index=task.index, code=code, sentence=sentence
+    )

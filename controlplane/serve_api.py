@@ -1,0 +1,66 @@
+"""The API's questions about registries: what a repository holds, and what serving it would do.
+
+They take seconds, because they ask the registry; they change nothing.
+"""
+
+from typing import Annotated, Any, Final
+
+from litestar import Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromQuery, PathParameter
+
+from controlplane.planning import BadRequest, NotAnswered, Planner, ServeAsked
+from schemas.api import ErrorBody, ErrorDetail, PlanOne, RegistryOne
+
+STATUS: Final = {
+    "repo_not_found": 404,
+    "revision_not_found": 404,
+    "needs_token": 403,
+    "licence_not_accepted": 403,
+    "token_refused": 403,
+    "repo_disabled": 403,
+    "rate_limited": 429,
+}
+"""What a refusal of the registry is here; anything else is 502."""
+
+
+def handlers(planner: Planner) -> list[HTTPRouteHandler]:
+    """The routes, for build_api."""
+
+    @get(
+        "/v1/registry/{owner:str}/{repo:str}",
+        operation_id="show_registry",
+        summary="What a repository of the registry holds, and what would be picked of it",
+    )
+    async def registry(
+        owner: Annotated[str, PathParameter(description="Owner of the repository.")],
+        repo: Annotated[str, PathParameter(description="Its name.")],
+        quant: FromQuery[str | None] = None,
+        file: FromQuery[str | None] = None,
+        revision: FromQuery[str | None] = None,
+    ) -> RegistryOne:
+        found = await planner.registry(f"{owner}/{repo}", quant=quant, file=file, revision=revision)
+        return RegistryOne(data=found)
+
+    @post(
+        "/v1/plan",
+        status_code=200,
+        operation_id="plan_serve",
+        summary="What `job.serve` with this body would do; nothing is changed",
+    )
+    async def plan(data: ServeAsked) -> PlanOne:
+        return PlanOne(data=await planner.plan(data), applied_seq=planner.position)
+
+    return [registry, plan]
+
+
+def bad_request(_: Request[Any, Any, Any], error: BadRequest) -> Response[ErrorBody]:
+    return _error(400, "invalid", str(error))
+
+
+def not_answered(_: Request[Any, Any, Any], error: NotAnswered) -> Response[ErrorBody]:
+    return _error(STATUS.get(error.code, 502), error.code, str(error))
+
+
+def _error(status: int, code: str, sentence: str) -> Response[ErrorBody]:
+    return Response(ErrorBody(error=ErrorDetail(code=code, sentence=sentence)), status_code=status)
