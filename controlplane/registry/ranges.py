@@ -93,11 +93,7 @@ class Ranges:
                 _check_commit(asked, answer)
                 location = answer.headers.get("Location")
                 if answer.is_redirect and location:
-                    url = urljoin(url, location)
-                    if urlsplit(url).scheme not in ("http", "https"):
-                        raise faults.garbage(
-                            asked, "it sends us to an address that is not of the web"
-                        )
+                    url = _next(asked, url, location)
                     continue
                 if answer.status_code in (200, 206, 416):
                     yield answer
@@ -116,6 +112,18 @@ class Ranges:
         if host == urlsplit(asked.endpoint).netloc:
             return faults.unreachable(asked, why)
         return faults.stored_elsewhere(asked, host.rpartition("@")[2], why)
+
+
+def _next(asked: Asked, url: str, location: str) -> str:
+    """The address that `location`, told by `url`, means."""
+    try:
+        joined = urljoin(url, location)
+        scheme, host, _ = _origin(joined)
+    except ValueError:
+        scheme = host = joined = ""
+    if scheme not in ("http", "https") or not host:
+        raise faults.garbage(asked, "it sends us to an address that is not of the web")
+    return joined
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

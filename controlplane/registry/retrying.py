@@ -15,13 +15,15 @@ FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 8.0
 
 
-async def retried(attempt: Callable[[], Awaitable[T]], for_s: float) -> T:
+async def retried(
+    attempt: Callable[[], Awaitable[T]], for_s: float, first_wait_s: float = FIRST_WAIT_S
+) -> T:
     """What `attempt` returns. Raises its RegistryFault when it is not transient, or when waiting once more
     (as long as the registry asked for, at least) would end later than `for_s` seconds after the first try.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + for_s
-    wait_s = FIRST_WAIT_S
+    wait_s = first_wait_s
     tries = 0
     while True:
         tries += 1
