@@ -1,6 +1,7 @@
 """Measures what a cold start costs over the same engine started by hand, and where that time goes.
 
-Alternates rounds by hand and through the yard in one run, both begun in silence, and prints
+Alternates rounds by hand and through the yard in one run, both begun when the machine is quiet; a pair
+beside which others worked for more than `--foreign` of the processors is left out and counted. Prints
 * both times and their difference per round: the median with a bootstrap interval of it;
 * `replica.ready` stored -> first waiting request written to the engine;
 * when each event of the start was stored, counted from the request;
@@ -30,6 +31,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -74,16 +76,31 @@ time.sleep(600)
 
 SETTLE_S = 0.7
 """Silence before each start, for what the start before left to do."""
+QUIET = 0.12
+"""The processors may be busy for this share of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One start through the yard: seconds, seconds by event, and processor seconds by process."""
+    """One start through the yard: seconds, seconds by event, and processor seconds by process.
+
+    `foreign` is the share of the processors that neither the yard nor the bench had.
+    """
 
     took: float
+    foreign: float
     ready_to_written: float
     stored: dict[str, float]
     cpu: dict[str, float]
+
+
+class Pair(NamedTuple):
+    """A start through the yard beside one by hand: its seconds, processor seconds, and `foreign`."""
+
+    yard: Round
+    took: float
+    cpu: float
+    foreign: float
 
 
 def free_port() -> int:
@@ -119,10 +136,32 @@ def cpu_s(pid: int) -> float:
     return spent / 1e9
 
 
-def direct_round() -> tuple[float, float]:
-    """Engine start to listening plus the first token of the same request, by hand; and its CPU."""
+def busy_s() -> float:
+    """Processor seconds the whole machine spent, or was refused, since it started."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def share(busy: float, took: float) -> float:
+    return max(busy, 0.0) / took / (os.cpu_count() or 1)
+
+
+def settle(patience_s: float) -> None:
+    """Returns after a while in which the machine did next to nothing, at the latest after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        before = busy_s()
+        time.sleep(SETTLE_S)
+        if share(busy_s() - before, SETTLE_S) < QUIET or time.monotonic() >= deadline:
+            return
+
+
+def direct_round(patience_s: float) -> tuple[float, float, float]:
+    """Engine start to listening plus the first token of the same request, by hand; its CPU; foreign."""
     port = free_port()
-    time.sleep(SETTLE_S)
+    settle(patience_s)
+    before = busy_s() - time.process_time()
     begun = time.perf_counter()
     engine = subprocess.Popen(
         [sys.executable, "-c", DIRECT, str(SMOLLM2), str(port)],
@@ -134,7 +173,9 @@ def direct_round() -> tuple[float, float]:
         if not engine.stdout.readline():
             raise SystemExit("the engine did not start")
         first_token(port)
-        return time.perf_counter() - begun, cpu_s(engine.pid)
+        took = time.perf_counter() - begun
+        spent = cpu_s(engine.pid)
+        return took, spent, share(busy_s() - time.process_time() - before - spent, took)
     finally:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
@@ -179,11 +220,12 @@ async def read(log: EventLog, after: int, until: str = "") -> list[Recorded]:
         await follower.close()
 
 
-async def yard_round(running: RunningYard, log: EventLog) -> Round:
+async def yard_round(running: RunningYard, log: EventLog, patience_s: float) -> Round:
     """A cold start through the yard; afterwards the model is unloaded."""
     before = (await log.identity()).last_seq
     services = running.supervisor.pids
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.to_thread(settle, patience_s)
+    busy = busy_s()
     spent = of_the_yard(services)
     began_at = dt.datetime.now(dt.UTC)
     begun = time.perf_counter()
@@ -191,8 +233,10 @@ async def yard_round(running: RunningYard, log: EventLog) -> Round:
     request = first_token(running.yard.gateway_port)
     took = time.perf_counter() - begun
     cpu = {name: s - spent.get(name, 0.0) for name, s in of_the_yard(services).items()}
+    foreign = busy_s() - busy
     if "launcher" in cpu:
         cpu["launcher"] -= spent.get("launcher in reserve", 0.0)
+    foreign -= sum(cpu.values())
     await asyncio.sleep(0.5)  # measured, answered and recorded
     events = await read(log, before, "replica.ready")
     stored: dict[str, float] = {}
@@ -210,6 +254,7 @@ async def yard_round(running: RunningYard, log: EventLog) -> Round:
     await read(log, position, "card.released")
     return Round(
         took=took,
+        foreign=share(foreign, took),
         ready_to_written=stored["(written to the engine)"] - stored["replica.ready"],
         stored=stored,
         cpu=cpu,
@@ -248,9 +293,9 @@ def table(title: str, rows: list[dict[str, float]], *, by_value: bool) -> Iterat
         yield f"    {name:30} {value:8.1f} ms"
 
 
-async def main(rounds: int) -> None:
-    become_subreaper()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, bury_orphans)
+async def measure(rounds: int, foreign: float, patience_s: float) -> tuple[list[Pair], int]:
+    """`rounds` pairs that were not disturbed, and how many were; at most four times as many are made."""
+    kept: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="modelyard-bench-") as folder:
         data = Path(folder)
         catalog = data / "catalog.yaml"
@@ -258,33 +303,49 @@ async def main(rounds: int) -> None:
         running = await start_yard(
             UpOptions(data=data, gateway_port=0, api_port=0, nats_port=0), lambda _: None
         )
+        made = 0
         try:
             async with open_admin_log(data) as log:
                 await ctl(running, "apply", "-f", str(catalog))
-                await yard_round(running, log)  # warm the page cache once for both sides
-                direct_round()
-                directs: list[tuple[float, float]] = []
-                yards: list[Round] = []
-                for n in range(rounds):
+                await yard_round(
+                    running, log, patience_s
+                )  # warm the page cache once for both sides
+                direct_round(patience_s)
+                while len(kept) < rounds and made < rounds * 4:
+                    made += 1
                     # Who begins changes from round to round.
-                    if n % 2:
-                        directs.append(direct_round())
-                    yards.append(await yard_round(running, log))
-                    if not n % 2:
-                        directs.append(direct_round())
+                    direct = direct_round(patience_s) if made % 2 else None
+                    yard = await yard_round(running, log, patience_s)
+                    pair = Pair(yard, *(direct or direct_round(patience_s)))
+                    good = max(yard.foreign, pair.foreign) <= foreign
+                    if good:
+                        kept.append(pair)
                     print(
-                        f"round {n + 1} of {rounds}: by hand {directs[-1][0] * 1000:.0f} ms,"
-                        f" yard {yards[-1].took * 1000:.0f} ms, load {os.getloadavg()[0]:.1f}",
+                        f"{made}: by hand {pair.took * 1000:.0f} ms, foreign {pair.foreign:.0%};"
+                        f" yard {yard.took * 1000:.0f} ms, foreign {yard.foreign:.0%}"
+                        f"{'' if good else ' - left out'}",
                         file=sys.stderr,
                     )
         finally:
             await running.stop()
             bury_orphans()
-    print(f"{os.cpu_count()} cores, {rounds} alternating rounds; [95 % interval of the median]")
-    print(row("by hand: start to listening + first token", [took for took, _ in directs]))
+    return kept, made - len(kept)
+
+
+async def main(rounds: int, foreign: float, patience_s: float) -> None:
+    become_subreaper()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, bury_orphans)
+    pairs, disturbed = await measure(rounds, foreign, patience_s)
+    if len(pairs) < 2:
+        raise SystemExit("the machine was never quiet for long enough")
+    yards = [pair.yard for pair in pairs]
+    print(
+        f"{os.cpu_count()} cores, {len(pairs)} alternating rounds, {disturbed} disturbed ones left out;"
+        " [95 % interval of the median]"
+    )
+    print(row("by hand: start to listening + first token", [pair.took for pair in pairs]))
     print(row("yard: request in -> first token, model cold", [y.took for y in yards]))
-    pairs = zip(yards, directs, strict=True)
-    print(row("difference per round", [y.took - took for y, (took, _) in pairs]))
+    print(row("difference per round", [pair.yard.took - pair.took for pair in pairs]))
     print(
         row(
             "replica.ready stored -> request written to the engine",
@@ -292,11 +353,14 @@ async def main(rounds: int) -> None:
         )
     )
     print(*table("stored after the request", [y.stored for y in yards], by_value=True), sep="\n")
-    cpu = [{**y.cpu, "engine by hand": c} for y, (_, c) in zip(yards, directs, strict=True)]
+    cpu = [{**pair.yard.cpu, "engine by hand": pair.cpu} for pair in pairs]
     print(*table("processor time from request to first token", cpu, by_value=False), sep="\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
-    asyncio.run(main(parser.parse_args().rounds))
+    parser.add_argument("--foreign", type=float, default=0.1, help="share of the processors")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
+    given = parser.parse_args()
+    asyncio.run(main(given.rounds, given.foreign, given.patience))

@@ -6,6 +6,7 @@ carrier.py stores it. It must never decide on a state that lacks an event stored
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -306,6 +307,8 @@ class LeaderLoop:
         self.term = term
         self._leading_since = self._monotonic()
         self._next_decision = self._make_decider()
+        # What was read stays: without this every full collection walks the whole world in vain.
+        gc.freeze()
         line = self.world.line
         self._commands = CommandQueue(
             self._events,

@@ -14,6 +14,7 @@ from controlplane.domain import (
     jobreports,
     jobs,
     reconcile,
+    resting,
     standing,
     upkeep,
 )
@@ -96,6 +97,10 @@ def _upkeep(scene: Scene) -> Decision | None:
     # Whether a first waiter was answered is told by beacons, which leave no trace in the log.
     index.dirty |= index.unanswered
     for name in sorted(index.dirty):
+        rest = resting.at_rest(scene, name)
+        if rest is not None:
+            index.settle(name, rest.idle_at)
+            continue
         blocked = len(scene.blocked)
         decision = upkeep.look_after(scene, name)
         if decision is not None:

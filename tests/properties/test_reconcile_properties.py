@@ -7,11 +7,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from controlplane.domain import idle, reconcile, resting, upkeep
 from controlplane.domain.index import StepIndex
+from controlplane.domain.scene import Scene
 from schemas.commands import ModelLoad, ModelUnload, NodeCordon, NodeUncordon
 from schemas.model import ModelChanged, Scaling
 from schemas.replica import TERMINAL_PHASES
-from tests.support.worlds import Yard, model, profile
+from tests.support.worlds import SETTINGS, Yard, counting_ids, model, profile
 
 NAMES = ("a", "b", "c")
 
@@ -167,6 +169,27 @@ class Stories(RuleBasedStateMachine):
             entry = self.yard.world.models[item.launch.model]
             if entry.scaling.max == 0:
                 assert item.stop is not None or self._is_over(item.replica), node
+
+    @invariant()
+    def what_rests_at_a_glance_needs_nothing(self) -> None:
+        yard = self.yard
+        index = StepIndex()
+        index.sync(yard.world)
+        for name in yard.world.models:
+            scene = Scene(
+                world=yard.world,
+                live=yard.live(),
+                now=yard.now,
+                ids=counting_ids(),
+                settings=SETTINGS,
+                index=index,
+            )
+            rest = resting.at_rest(scene, name)
+            if rest is not None:
+                assert upkeep.look_after(scene, name) is None
+                assert reconcile.demand_of(scene, name) is None
+                assert upkeep.due_at(scene, name) is None
+                assert idle.not_before(scene, name) == rest.idle_at
 
     def _is_over(self, id_: str) -> bool:
         replica = self.yard.world.replicas.get(id_)
