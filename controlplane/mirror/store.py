@@ -287,11 +287,13 @@ class Store:
     def remove(self, key: str, *, readers_wait_s: float = READERS_WAIT_S) -> bool:
         """Ends the entry at once; its blob goes when no other key names it and, within the bound, nobody
         reads it. Also removes a partial that nobody writes. Whether there was an entry."""
+        if not is_sha256(key):
+            return False
         with contextlib.suppress(PartialBusy, FileNotFoundError):
             if (self._partials / key).exists():
                 with self.partial(key) as partial:
                     partial.discard()
-        entry = self._decode(self._entry_path(key)) if is_sha256(key) else None
+        entry = self._decode(self._entry_path(key))
         if entry is None:
             return False
         with self._locked():
