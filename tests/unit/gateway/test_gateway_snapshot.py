@@ -37,6 +37,13 @@ def test_what_is_restored_is_what_was_taken() -> None:
     assert again.records["m"].cleared_seq == 8
 
 
+def test_an_alias_that_two_entries_name_stays_with_the_later_one() -> None:
+    story = Story()
+    table = folded(story.model("b", aliases=("x",)), story.model("a", aliases=("x",)))
+    again = restore(take(table, stream_id="s", stream_created="c"))
+    assert again.aliases == table.aliases == {"x": "a"}
+
+
 def test_equal_tables_give_equal_files() -> None:
     one = encode(take(a_table(), stream_id="s", stream_created="c"))
     assert one == encode(take(a_table(), stream_id="s", stream_created="c"))

@@ -1,16 +1,17 @@
 """The gateway's state on a loop but without a network: waits leave nothing, each has one answer."""
 
 import asyncio
+from typing import Any
 
 from gateway.clock import LoopClock
 from gateway.domain.answers import Answer
-from gateway.gateway import Gateway, Ticket
+from gateway.gateway import Asked, Gateway, Run, Ticket
 from schemas.settings import GatewaySettings
 from tests.support.aio import run
 from tests.support.gateway_world import Story, a_model, changes, folded
 
 
-def a_gateway(story: Story, **settings: int) -> Gateway:
+def a_gateway(story: Story, **settings: Any) -> Gateway:
     gateway = Gateway("gw", GatewaySettings(**settings), LoopClock())
     gateway.is_connected = lambda: True
     gateway.install(folded(story.model()), synced=True)
@@ -59,6 +60,81 @@ def test_a_ready_replica_gives_every_waiter_its_one_outcome() -> None:
         gateway.apply(changes(table, world.model_gone()), position=world.seq)
         gateway.dismiss_all()
         assert gateway.open_tickets == 0
+        gateway.close()
+
+    run(story())
+
+
+def wait_as(gateway: Gateway, path: str, name: str = "m") -> tuple[Ticket, list[str]]:
+    """A waiting request that is begun with the wake, and the reasons it was aborted for."""
+    aborted: list[str] = []
+    found = gateway.join(
+        a_model(),
+        "any",
+        size_bytes=10,
+        deadline_s=gateway.clock.now_s() + 45.0,
+        asked=Asked(name=name, path=path, abort=aborted.append),
+    )
+    assert isinstance(found, Ticket)
+    return found, aborted
+
+
+CHAT = "/v1/chat/completions"
+
+
+def test_the_wake_begins_a_run_for_each_waiter_that_asks_what_the_replica_serves() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        tickets = [wait_as(gateway, CHAT)[0] for _ in range(10)]
+        other, _ = wait_as(gateway, "/v1/not-published")
+        renamed, _ = wait_as(gateway, CHAT, name="no-alias-any-more")
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        runs = [t.outcome.result() for t in tickets]
+        assert all(isinstance(r, Run) and r.replica.id == "r-1" for r in runs)
+        assert gateway.usage.by_replica == {"r-1": 10}  # counted before any of them goes on
+        for ticket, code in ((other, "route_not_forwarded"), (renamed, "model_not_found")):
+            told = ticket.outcome.result()
+            assert isinstance(told, Answer)
+            assert told.code == code
+        for ticket in tickets:
+            gateway.leave(ticket)
+        gateway.close()
+
+    run(story())
+
+
+def test_a_client_that_leaves_between_the_wake_and_its_turn_gives_the_replica_back() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        ticket, _ = wait_as(gateway, CHAT)
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        assert gateway.usage.by_replica == {"r-1": 1}
+        gateway.leave(ticket)
+        assert gateway.usage.by_replica == {}
+        gateway.close()
+
+    run(story())
+
+
+def test_a_replica_that_ends_between_the_wake_and_its_turn_takes_the_run_back() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        ticket, aborted = wait_as(gateway, CHAT)
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        gateway.apply(changes(table, world.replica("r-1", "stopped")), position=world.seq)
+        found = ticket.outcome.result()
+        assert isinstance(found, Run)
+        assert (found.lost, len(aborted)) == ("stopped", 1)
+        gateway.leave(ticket)
         gateway.close()
 
     run(story())
