@@ -5,9 +5,12 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from gateway.http.engine_connection import EngineConnection
 from gateway.http.errors import ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
@@ -111,6 +114,28 @@ def test_who_is_cancelled_leaves_no_connection() -> None:
                     # It may have had its connection before: then it is its own to close.
                     (await asked).close()
                 await until(lambda: not pool._openings and not pool.connections, "nothing left")
+            await ended(pool)
+
+    run(story())
+
+
+def test_who_is_cancelled_when_the_connection_just_stood_leaves_none() -> None:
+    async def story() -> None:
+        with a_door() as endpoint:
+            pool = pool_at(endpoint)
+            asked = asyncio.ensure_future(pool.connect(Exchange()))
+            made = EngineConnection.connection_made
+
+            def made_and_cancelled(self: EngineConnection, transport: Any) -> None:
+                made(self, transport)
+                asked.cancel()
+
+            with (
+                patch.object(EngineConnection, "connection_made", made_and_cancelled),
+                pytest.raises(asyncio.CancelledError),
+            ):
+                await asked
+            await until(lambda: not pool._openings and not pool.connections, "nothing left")
             await ended(pool)
 
     run(story())
