@@ -157,7 +157,10 @@ class Supervisor:
 
     async def _begin(self) -> bool:
         """Brings the process into being; False when there is none and that was said."""
-        match await self._fetch() or await self._loading.begin(self._durable):
+        begun = await self._fetch()
+        if begun is None and not self._held.ending:
+            begun = await self._loading.begin(self._durable)
+        match begun:
             case None:
                 self._ending.never_began()
                 return False
