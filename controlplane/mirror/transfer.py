@@ -141,6 +141,10 @@ class Transfer:
         if self.task.bytes <= 0:
             raise _Fault(codes.NOT_GGUF, f"the registry published {self.task.path} as empty")
         with self._locked_partial() as partial:
+            # Whoever had it before may have finished it.
+            if (already := self._here_already()) is not None:
+                partial.discard()
+                return already
             if partial.size > self.task.bytes:
                 partial.begin_anew()
             digest = Digest()
