@@ -17,8 +17,8 @@ help: ## list the targets
 setup: ## make .venv and fetch the demo model (nothing to do the second time)
 	@$(PYTHON) .ci/setup.py
 
-demo: setup ## start a yard in a temporary folder and tell the story of one cold request
-	@$(BIN)/python -m controlplane.ctl.demo --model $(MODEL)
+demo: setup ## start a yard in a temporary folder, serve a model, tell the story of one cold request
+	@$(BIN)/python -m controlplane.ctl.demo -- $(BIN)/python -m tests.hub --file $(MODEL) --rate 40MiB
 
 up: setup ## start a yard for real use; Ctrl-C stops it
 	@$(BIN)/yardctl up
@@ -48,3 +48,4 @@ bench: setup ## print the rows of the performance targets
 	@$(BIN)/python bench/activation.py
 	@$(BIN)/python bench/waiters.py
 	@$(BIN)/python bench/proxy.py
+	@$(BIN)/python bench/mirror.py

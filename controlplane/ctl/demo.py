@@ -1,6 +1,7 @@
-"""`make demo`: starts a yard in a temporary folder and tells the story of one cold request.
+"""`make demo`: starts a yard in a temporary folder, serves a model from a registry, and tells one cold request.
 
-A client like any other: it uses yardctl, the gateway and the event stream, and invents no number.
+A client like any other: it uses yardctl, the gateway and the event stream, and invents no number. The
+registry is a local one with the real file, started by the command it is given.
 """
 
 import argparse
@@ -13,13 +14,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from controlplane.ctl.connect import open_log
+from controlplane.ctl.connect import find_place, open_api, open_log
 from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
 from controlplane.ctl.up import RunningYard, UpError, UpOptions, Yard, lock_data, start_yard
 from events.log import LogError, Recorded
@@ -27,18 +28,11 @@ from events.log import LogError, Recorded
 MODEL: Final = "smollm2"
 QUESTION: Final = "Write one sentence about a yard where machines rest until somebody needs them."
 STORY_TIMEOUT_S: Final = 120.0
+REGISTRY_START_S: Final = 20.0
 
-CATALOG: Final = """\
-- name: smollm2
-  aliases: [tiny]
-  source: {source}
-  context_length: 2048
-  max_output: 1024
-  scaling: {{min: 0, max: 1, idle_timeout: 5s}}
-  profiles:
-    - {{name: cpu, engine: llamacpp, args: ["--ctx-size", "2048"], memory: 1GiB}}
-"""
-
+REPO: Final = "yard/SmolLM2-135M-Instruct-GGUF"
+"""What the local registry calls the repository with the file."""
+CTX_POOL: Final = "2048"
 # The events of the story, in the order they must come, and what each is called in the timeline.
 STORY: Final = (
     ("activation.placing", "activation"),
@@ -165,12 +159,52 @@ def timeline(moments: list[tuple[str, dt.datetime]]) -> list[str]:
     return lines
 
 
-async def _tell(running: RunningYard, source: Path) -> None:
-    yard = running.yard
+async def _serve(yard: Yard) -> None:
+    """From the registry to a replica that answered, then to an entry that runs only when asked for."""
+    options = ("--quant", "Q4_1", "--name", MODEL, "--ctx-pool", CTX_POOL)
+    window = ("--context-length", CTX_POOL)
+    say(f"\n$ yardctl model serve {REPO} {' '.join((*options, *window))}")
+    await _yardctl(yard, "model", "serve", REPO, *options, *window)
+    say("\nA chat through the gateway:\n")
+    async for kind, value in _ask(yard):
+        if kind == "text":
+            sys.stdout.write(value)
+            sys.stdout.flush()
+    say(
+        "\n\n$ yardctl apply -f demo.yaml        (the same entry on demand: min 0, idle_timeout 5 s)"
+    )
+    async with open_api(find_place(data=yard.data)) as api:
+        entry = on_demand(await api.data(f"/v1/models/{MODEL}"))
     catalog = yard.data / "demo.yaml"
-    catalog.write_text(CATALOG.format(source=json.dumps(str(source))), encoding="utf-8")
-    say("\n$ yardctl model add -f demo.yaml        (min 0, max 1, idle_timeout 5 s)")
-    await _yardctl(yard, "model", "add", "-f", str(catalog))
+    catalog.write_text(json.dumps(entry), encoding="utf-8")
+    await _yardctl(yard, "apply", "-f", str(catalog))
+    await _yardctl(yard, "model", "unload", MODEL, "--wait")
+
+
+def on_demand(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A catalog entry as a file would hold it, from the API's view of one, with nothing kept running."""
+    profiles = [
+        {
+            "name": profile["name"],
+            "engine": profile["engine"],
+            "args": profile["args"],
+            "memory": profile["memory_bytes"],
+        }
+        for profile in model["profiles"]
+    ]
+    return {
+        "name": model["name"],
+        "source": model["source"],
+        "context_length": model["context_length"],
+        "max_output": model["max_output"],
+        "scaling": {"min": 0, "max": 1, "idle_timeout": "5s"},
+        "profiles": profiles,
+    }
+
+
+async def _tell(running: RunningYard) -> None:
+    yard = running.yard
+    await _serve(yard)
     say("\n$ yardctl model list")
     await _yardctl(yard, "model", "list")
 
@@ -230,8 +264,32 @@ async def _first_of(event: asyncio.Event, watcher: "asyncio.Task[None]", what: s
         waiting.cancel()
 
 
-async def run_demo(source: Path) -> int:
-    """Tells the story; 0 when all of it happened. Leaves no process and no file behind."""
+@contextlib.asynccontextmanager
+async def _registry(command: Sequence[str]) -> AsyncIterator[str]:
+    """Starts the local registry, which prints its address once it listens, and ends it. Raises DemoError."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(REGISTRY_START_S):
+            address = (await process.stdout.readline()).decode().strip()
+        if not address:
+            raise DemoError("the local registry did not start")
+        yield address
+    except TimeoutError:
+        raise DemoError("the local registry did not start in time") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+async def run_demo(registry: Sequence[str]) -> int:
+    """Tells the story; 0 when all of it happened. Leaves no process and no file behind.
+
+    `registry` is the command that starts the local registry.
+    """
     become_subreaper()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, bury_orphans)
@@ -243,13 +301,17 @@ async def run_demo(source: Path) -> int:
     running: RunningYard | None = None
     code = 0
     try:
-        with lock_data(data):
-            say("Starting nats-server, control plane, gateway and agent on free ports …")
-            running = await start_yard(
-                UpOptions(data=data, gateway_port=0, api_port=0, nats_port=0), say
-            )
-            say(f"ready: {running.yard.base_url}")
-            await _tell(running, source)
+        async with _registry(registry) as endpoint:
+            # The registry's client reads its address when it is imported, in the control plane.
+            os.environ["HF_ENDPOINT"] = endpoint
+            os.environ.pop("HF_TOKEN", None)
+            with lock_data(data):
+                say("Starting nats-server, control plane, gateway and agent on free ports …")
+                running = await start_yard(
+                    UpOptions(data=data, gateway_port=0, api_port=0, nats_port=0), say
+                )
+                say(f"ready: {running.yard.base_url}")
+                await _tell(running)
     except (DemoError, UpError, LogError, httpx.HTTPError) as error:
         say(f"\ndemo: {error or error.__class__.__name__}")
         for log in sorted((data / "logs").glob("*.log")):
@@ -273,13 +335,11 @@ async def run_demo(source: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="demo")
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    """`python -m controlplane.ctl.demo -- COMMAND…`, the command that starts the local registry."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("registry", nargs="+", help="starts the local registry")
     given = parser.parse_args()
-    if not given.model.exists():
-        sys.stderr.write(f"demo: {given.model} is missing; `make setup` fetches it\n")
-        return 1
-    return asyncio.run(run_demo(given.model.absolute()))
+    return asyncio.run(run_demo(given.registry))
 
 
 if __name__ == "__main__":

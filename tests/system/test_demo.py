@@ -1,4 +1,4 @@
-"""`make demo` as a person sees it: the story in its order, exit code 0, nothing left running."""
+"""`make demo` as a person sees it: a model served, the story in its order, exit code 0, nothing left running."""
 
 import asyncio
 from pathlib import Path
@@ -45,7 +45,8 @@ def test_req_a1_the_demo_tells_the_whole_story_and_leaves_nothing(
 
     async def story() -> str:
         process = await asyncio.create_subprocess_exec(
-            *python_argv("controlplane.ctl.demo", "--model", str(SMOLLM2)),
+            *python_argv("controlplane.ctl.demo", "--"),
+            *python_argv("tests.hub", "--file", str(SMOLLM2), "--rate", "40MiB"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -55,6 +56,9 @@ def test_req_a1_the_demo_tells_the_whole_story_and_leaves_nothing(
         return out.decode()
 
     printed = run(story(), 110)
+    for step in ("registry", "check", "mirror", "catalog", "placement", "smoke test"):
+        assert f"  {step:<10}  done " in printed, printed
+    assert "  smollm2 answers (" in printed
     lines = [line.rsplit(" ms   ", 1)[-1] for line in printed.splitlines() if " ms   " in line]
     assert [line for line in lines if line in STEPS] == list(STEPS), printed
     assert left_behind(tmp_path) == []
