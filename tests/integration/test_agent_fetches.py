@@ -36,7 +36,7 @@ def test_files_are_fetched_before_the_engine_starts_on_the_first_of_them(tmp_pat
             mirror.add(manifest, *shards)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", manifest))
                     path = await started(hand, "r-1")
                     ready = hand.replica("r-1")
@@ -72,7 +72,7 @@ def test_what_is_on_the_node_needs_neither_mirror_nor_fetching(tmp_path):
             async with an_agent(yard):
                 with serving_mirror() as mirror:
                     mirror.add(ONE, BODY)
-                    async with announced(hand, mirror):
+                    async with announced(hand.wire, mirror):
                         await hand.plan(an_item_of("r-1", ONE))
                         first = await started(hand, "r-1")
                 await hand.plan(an_item_of("r-1", ONE, stop=a_stop()))
@@ -92,7 +92,7 @@ def test_inv_4_two_replicas_of_one_model_share_one_fetch_and_one_file(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE), an_item_of("r-2", ONE))
                     paths = {await started(hand, name) for name in ("r-1", "r-2")}
                 assert len(paths) == 1
@@ -111,7 +111,7 @@ def test_stopping_one_that_fetches_is_prompt_and_leaves_what_came(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     await hand.phase("r-1", "fetching")
                     await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
@@ -140,7 +140,7 @@ def test_one_that_fetches_and_is_in_no_plan_any_more_is_withdrawn(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     await until(lambda: mirror.sent_bytes > 0, "the first bytes")
                     await hand.plan()
@@ -156,7 +156,7 @@ def test_a_fetch_that_fails_is_a_failed_start_with_a_sentence_and_gives_its_room
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     failed = await hand.phase("r-1", "failed")
                     assert (failed.code, failed.was_ready) == ("fetch_failed", False)
@@ -187,7 +187,7 @@ def test_scn_c7_a_node_whose_disk_is_too_small_says_so_with_numbers(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard, files_budget_bytes=2 * MIB):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     failed = await hand.phase("r-1", "failed")
                 assert failed.code == "disk_full"
@@ -207,7 +207,7 @@ def test_what_a_running_replica_needs_is_not_evicted_for_another(tmp_path):
             mirror.add(other, other_body)
             async with memory_yard(tmp_path) as yard, an_agent(yard, files_budget_bytes=5 * MIB):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     first = await started(hand, "r-1")
                     await hand.plan(an_item_of("r-1", ONE), an_item_of("r-2", other))
@@ -233,7 +233,7 @@ def test_progress_of_a_fetch_is_told_by_its_node_and_replica(tmp_path):
                 listening = await hand.wire.on_progress(
                     "fetch", FileProgress, lambda node, name, body: heard.append((node, name, body))
                 )
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     await started(hand, "r-1")
                 await listening.close()
@@ -251,7 +251,7 @@ def test_sigterm_leaves_what_came_and_the_next_agent_goes_on_with_the_same_repli
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard:
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     async with an_agent(yard) as first:
                         await hand.plan(an_item_of("r-1", ONE))
                         await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
@@ -277,7 +277,7 @@ def test_sigint_withdraws_what_fetches(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard:
                 hand = yard.hand
-                async with announced(hand, mirror), an_agent(yard) as first:
+                async with announced(hand.wire, mirror), an_agent(yard) as first:
                     await hand.plan(an_item_of("r-1", ONE))
                     await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
                     await first.leave(stop_engines=True)
@@ -294,7 +294,7 @@ def test_a_stop_that_came_while_no_agent_lived_ends_the_fetch(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard:
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     async with an_agent(yard) as first:
                         await hand.plan(an_item_of("r-1", ONE))
                         await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
@@ -313,7 +313,7 @@ def test_inv_7_without_its_journal_it_goes_on_with_the_fetch_the_log_tells_of(tm
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard:
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     async with an_agent(yard) as first:
                         await hand.plan(an_item_of("r-1", ONE))
                         await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
@@ -336,7 +336,7 @@ def test_log_18_a_fetch_goes_on_while_the_log_is_away(tmp_path):
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard, an_agent(yard):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     await hand.plan(an_item_of("r-1", ONE))
                     await until(lambda: mirror.sent_bytes > 200_000, "some bytes")
                     await hand.phase("r-1", "fetching")
@@ -355,7 +355,7 @@ def test_an_adopted_engine_that_loads_is_asked_though_its_source_is_a_mirrors(tm
             mirror.add(ONE, BODY)
             async with memory_yard(tmp_path) as yard:
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     async with an_agent(yard) as first:
                         item = an_item_of("r-1", ONE)
                         command = (*item.launch.command, "--load-s", "1.5")
@@ -380,7 +380,7 @@ def test_other_replicas_start_and_stop_while_one_fetches(tmp_path):
             node = a_node()
             async with memory_yard(tmp_path) as yard, an_agent(yard, node=node):
                 hand = yard.hand
-                async with announced(hand, mirror):
+                async with announced(hand.wire, mirror):
                     slow = an_item_of("r-1", ONE, memory_bytes=GIB)
                     await hand.plan(slow)
                     await until(lambda: mirror.sent_bytes > 0, "the first bytes")

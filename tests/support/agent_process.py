@@ -51,6 +51,7 @@ class ServerYard:
     data: Path
     port: int
     _hand: Hand | None = None
+    _control: JetStreamWire | None = None
     _server: subprocess.Popen[bytes] | None = None
     _agents: list[AgentProcess] = field(default_factory=list)
 
@@ -59,8 +60,15 @@ class ServerYard:
         assert self._hand is not None, "not open"
         return self._hand
 
-    def take(self, hand: Hand) -> None:
+    @property
+    def control(self) -> JetStreamWire:
+        """What the control plane says and hears."""
+        assert self._control is not None, "not open"
+        return self._control
+
+    def take(self, hand: Hand, control: JetStreamWire) -> None:
         self._hand = hand
+        self._control = control
 
     async def serve(self) -> None:
         argv = server.command_line(
@@ -139,7 +147,7 @@ async def server_yard(data: Path) -> AsyncIterator[ServerYard]:
         connections.append(gateway)
         await ensure_streams(control, "test-yard", SCHEMA)
         log = JetStreamLog(control, source="/cp/test")
-        yard.take(Hand(log, JetStreamWire(gateway), node=NODE))
+        yard.take(Hand(log, JetStreamWire(gateway), node=NODE), JetStreamWire(control))
         async with beside(yard.hand.watch(), yard.hand.beacons()):
             try:
                 yield yard

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 from msgspec.structs import replace
 
+from events.log import Wire
 from schemas.beacons import MirrorBeacon
 from schemas.mirror import Manifest
 from schemas.plan import PlanItem
@@ -27,14 +28,14 @@ def an_item_of(replica: str, manifest: Manifest, **fields: Any) -> PlanItem:
 
 
 @asynccontextmanager
-async def announced(hand: Hand, *mirrors: Mirror) -> AsyncIterator[None]:
+async def announced(wire: Wire, *mirrors: Mirror) -> AsyncIterator[None]:
     """These mirrors announce themselves, as real ones do."""
 
     async def beat() -> None:
         while True:
             for n, mirror in enumerate(mirrors):
                 name = f"cp{n}"
-                await hand.wire.beacon("mirror", name, MirrorBeacon(mirror=name, url=mirror.url))
+                await wire.beacon("mirror", name, MirrorBeacon(mirror=name, url=mirror.url))
             await asyncio.sleep(0.05)
 
     async with beside(beat()):

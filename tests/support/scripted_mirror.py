@@ -66,6 +66,7 @@ class Mirror:
     ignore_range: bool = False
     close_each: bool = False
     url: str = ""
+    token: str = TOKEN
     sent_bytes: int = 0
     running: int = 0
     most_running: int = 0
@@ -99,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         _, _, kind, key = self.path.split("/")
         with m.lock:
             m.asked.append((kind, self.path, self.headers.get("Range") or ""))
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if self.headers.get("Authorization") != f"Bearer {m.token}":
             return self.refuse(401)
         if m.always:
             return self.refuse(m.always)
