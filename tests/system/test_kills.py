@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nodeagent import processes
 from tests.support.aio import run, until
 from tests.system.load import Loop
 from tests.system.yard import SystemYard, chat, client, scripted_model, system_yard
@@ -41,21 +42,21 @@ def latest(yard: SystemYard, noun: str) -> dict[tuple[str, ...], object]:
 
 
 def engines_of(data: Path) -> set[str]:
-    """Launch ids of living processes started from this data folder, launchers included."""
-    folder = str(data / "nodeagent" / "replicas").encode()
+    """Launch ids of living processes of this data folder: engines by their mark, launchers by their lock."""
+    folder = data / "nodeagent" / "replicas"
     found: set[str] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            command = (entry / "cmdline").read_bytes()
+            mark = processes.mark_of(int(entry.name))
+            if mark is not None and Path(mark.folder).parent == folder:
+                found.add(mark.launch)
+            lock = (entry / "fd" / "0").readlink()
         except OSError:
             continue
-        if folder in command:
-            for variable in environment:
-                if variable.startswith(b"YARD_LAUNCH_ID="):
-                    found.add(variable.split(b"=", 1)[1].decode())
+        if lock.name == processes.LOCK and lock.parent.parent == folder:
+            found.add(lock.parent.name)
     return found
 
 
