@@ -59,11 +59,14 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
     """What an engine will use, in bytes, and of what it is made.
 
     `basis` is `header` when computed from the model's shape, `size` when only the file sizes were known.
-    `kv_bytes` is the cache of attention, `state_bytes` that of recurrent layers, for `ctx_pool` tokens.
+    `repacked_bytes` is a second copy of some weights, which llama.cpp makes for a processor's vectors beside
+    the mapped file. `kv_bytes` is the cache of attention, `state_bytes` that of recurrent layers, for
+    `ctx_pool` tokens.
     """
 
     basis: Literal["header", "size"]
     weights_bytes: int
+    repacked_bytes: int = 0
     kv_bytes: int = 0
     state_bytes: int = 0
     compute_bytes: int = 0
@@ -91,7 +94,8 @@ class Job(Struct, frozen=True, kw_only=True):
     `attempt` counts starts: 1, and one more with each retry. `commit` is pinned by the first step and used
     to the end. `key` (`repo@commit`, set name and model name) tells identical jobs; `joined` is the job
     this one became. `catalog_at` is when the entry was added. Steps that have not begun do not appear.
-    `generates` False: an embedding model, which cannot be asked to say hello.
+    `generates` False: an embedding model, which cannot be asked to say hello. `entry_found`: the entry was
+    in the catalog and on before this job came to it, so it is not switched off when the job fails.
     """
 
     id: str
@@ -104,6 +108,7 @@ class Job(Struct, frozen=True, kw_only=True):
     code: str = ""
     model: str = ""
     incarnation: str = ""
+    entry_found: bool = False
     repo: str = ""
     commit: str = ""
     key: str = ""

@@ -4,6 +4,7 @@ It acts on this leader's copies alone: what other mirrors have is taken as told,
 removed for them.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -158,7 +159,18 @@ def _is_due(scene: Scene, key: str, mine: Copy) -> bool:
     return mine.retry_at is None or mine.retry_at <= scene.now
 
 
-def _fetching(scene: Scene, file: File, mine: Copy | None) -> Change:
+def fetched_again(scene: Scene, keys: Iterable[str], why: str) -> list[Change]:
+    """`file.fetching` for those that failed here: to be stored with the step that is to wait for them."""
+    changes: list[Change] = []
+    for key in keys:
+        file = scene.world.files.get(key)
+        mine = copy_on(file, scene.live.mirror) if file is not None else None
+        if file is not None and mine is not None and mine.phase == "failed":
+            changes.append(_fetching(scene, file, mine, why))
+    return changes
+
+
+def _fetching(scene: Scene, file: File, mine: Copy | None, why: str = "") -> Change:
     """`file.fetching`. Whoever led before fetches no more: one download of a file at a time."""
     mirror = scene.live.mirror
     left = tuple(c for c in file.copies if c.mirror == mirror or c.phase != "fetching")
@@ -170,7 +182,7 @@ def _fetching(scene: Scene, file: File, mine: Copy | None) -> Change:
     )
     after = with_copy(replace(file, copies=left), mirror, copy)
     who = ", ".join(scene.index.needs.who(file.key))
-    return written(after, FileFetching(mirror=mirror), f"{who} needs it")
+    return written(after, FileFetching(mirror=mirror), why or f"{who} needs it")
 
 
 def _failed(scene: Scene, file: File, mine: Copy, code: str, sentence: str) -> Change:

@@ -135,6 +135,7 @@ class StepIndex:
         self.job_wake = Alarms()
         self.file_wake = Alarms()
         self.mirror: str | None = None
+        self.frozen = ""
         self._jobs_of_model: dict[str, set[str]] = {}
         self._model_of_job: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
@@ -215,7 +216,8 @@ class StepIndex:
         self.jobs |= world.running_jobs
         self.files.update(world.files)
 
-    def _wake_jobs(self, model: str) -> None:
+    def wake_jobs(self, model: str) -> None:
+        """Jobs that wait for this model are to be looked at."""
         waiting = self._jobs_of_model.get(model)
         if waiting:
             self.jobs |= waiting
@@ -225,7 +227,7 @@ class StepIndex:
             case "model":
                 self.dirty.add(key[0])
                 self.files |= self.needs.model(world, key[0])
-                self._wake_jobs(key[0])
+                self.wake_jobs(key[0])
                 for cached in [k for k in self._revisions if k[0] == key[0]]:
                     del self._revisions[cached]
                 for planned in self.items_of.get(key[0], {}).values():
@@ -235,13 +237,13 @@ class StepIndex:
                 self.dirty.add(key[0])
             case "record":
                 self.dirty.add(key[0])
-                self._wake_jobs(key[0])
+                self.wake_jobs(key[0])
             case "plan":
                 self._plan(key[0], world.plans.get(key[0]))
             case "replica":
                 before = self._model_of.get(key[1])
                 self._replica(key[1], world.replicas.get(key[1]))
-                self._wake_jobs(self._model_of.get(key[1], before or ""))
+                self.wake_jobs(self._model_of.get(key[1], before or ""))
             case "card":
                 self._forget_room((key[0], key[1]))
             case "node" | "nodestate":
@@ -287,7 +289,7 @@ class StepIndex:
                     self.on_card[(node, card)].pop(replica, None)
                 self._forget_rooms(planned)
                 self.dirty.add(item.launch.model)
-                self._wake_jobs(item.launch.model)
+                self.wake_jobs(item.launch.model)
         for replica, item in after.items():
             if before.get(replica) is item:
                 continue
@@ -298,7 +300,7 @@ class StepIndex:
                 self.on_card.setdefault((node, card), {})[replica] = planned
             self._forget_rooms(planned)
             self.dirty.add(item.launch.model)
-            self._wake_jobs(item.launch.model)
+            self.wake_jobs(item.launch.model)
         if plan is None:
             self._plans.pop(node, None)
         else:

@@ -13,7 +13,7 @@ from controlplane.domain import jobwrites as writes
 from controlplane.domain.decision import Accepted, Change, Rejected
 from controlplane.domain.jobreports import keys_known
 from controlplane.domain.jobs import doing
-from controlplane.domain.jobwrites import CATALOG, MIRROR, PLACEMENT, REGISTRY
+from controlplane.domain.jobwrites import CATALOG, CHECK, MIRROR, PLACEMENT, REGISTRY
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.scene import Scene
 from schemas import codes
@@ -226,6 +226,9 @@ def _retry(scene: Scene, actor: str, body: JobRetry) -> Accepted | Rejected:
     model = writes.entry_of_job(scene, job)
     if model is not None and index >= PLACEMENT:  # 3
         changes.extend(writes.switched_on(scene, model, job))
+    if index in (MIRROR, CHECK):
+        keys = needs.keys_of_job(job)
+        changes.extend(files.fetched_again(scene, keys, f"job {job.id} goes on"))
     again = replace(
         job,
         state="running",

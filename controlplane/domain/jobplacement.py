@@ -175,8 +175,7 @@ def _progress(scene: Scene, job: Job, model: Model, known: Record | None) -> tup
 
 
 def _not_placed(failed: str) -> str:
-    text = "waiting for the control plane to place it"
-    return f"{text} ({failed})" if failed else text
+    return failed or "waiting for the control plane to place it"
 
 
 def _failed_starts(known: Record | None) -> str:

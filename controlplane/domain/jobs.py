@@ -16,7 +16,7 @@ from controlplane.domain.jobwrites import (
     SMOKE,
 )
 from controlplane.domain.quantities import show_bytes
-from controlplane.domain.scene import Scene
+from controlplane.domain.scene import Scene, is_off
 from schemas import codes
 from schemas.commands import ModelAdd
 from schemas.file import File
@@ -108,8 +108,12 @@ def _begin(scene: Scene, job: Job, index: int) -> Decision:
         text = "an embedding model says nothing: it is ready, and was not asked"
         after = writes.with_step(job, SMOKE, "skipped", text, scene.now)
         return writes.decided(scene, job, (writes.over(scene, after),))
-    change = writes.stepped(scene, job, index, "running", doing(scene, job, index))
-    return writes.decided(scene, job, (change,))
+    changes: list[Change] = []
+    if index == MIRROR:
+        # What failed before is no failure of this step.
+        changes = files.fetched_again(scene, needs.keys_of_job(job), f"job {job.id} needs it")
+    changes.append(writes.stepped(scene, job, index, "running", doing(scene, job, index)))
+    return writes.decided(scene, job, tuple(changes))
 
 
 def _mirror(scene: Scene, job: Job) -> Decision | None:
@@ -191,10 +195,17 @@ def _catalog(scene: Scene, job: Job) -> Decision:
         assert isinstance(added, Model)
         known = added
         said = f"{job.model} added, {jobtexts.replicas(replicas)}"
+        is_found = False
     else:
+        is_found = not is_off(known)
         changes.extend(writes.switched_on(scene, known, job))
         said = f"{job.model} is in the catalog already"
-    pinned = {"incarnation": known.incarnation, "catalog_at": scene.now, "replica": None}
+    pinned = {
+        "incarnation": known.incarnation,
+        "entry_found": is_found,
+        "catalog_at": scene.now,
+        "replica": None,
+    }
     if replicas == 0:
         said = "added on demand: it loads when first asked for"
         changes.append(writes.done(scene, job, CATALOG, said, **pinned))

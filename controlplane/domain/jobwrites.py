@@ -107,7 +107,8 @@ def joined(scene: Scene, job: Job, other: Job, detail: str, **fields: Any) -> Ch
 
 
 def failed(scene: Scene, job: Job, code: str, sentence: str, **fields: Any) -> Decision:
-    """The step and the job failed with the same text. From placement on the entry is switched off with it.
+    """The step and the job failed with the same text. From placement on the entry is switched off with it,
+    unless it served before this job came to it.
 
     What is on the mirror stays: `job.retry` goes on from there.
     """
@@ -130,12 +131,14 @@ def failed(scene: Scene, job: Job, code: str, sentence: str, **fields: Any) -> D
     if index >= PLACEMENT:
         changes.extend(_switched_off(scene, after, text))
     changes.append(change(after, JobFailed(step=STEPS[index], code=code), text))
-    return decided(scene, job, tuple(changes), f"failed at {STEPS[index]}, {code}: {text}")
+    return decided(
+        scene, job, tuple(changes), f"{job.request.repo} failed at {STEPS[index]}, {code}: {text}"
+    )
 
 
 def _switched_off(scene: Scene, job: Job, why: str) -> list[Change]:
     model = entry_of_job(scene, job)
-    if model is None or is_off(model):
+    if model is None or is_off(model) or job.entry_found:
         return []
     off = replace(
         model,

@@ -93,7 +93,10 @@ def next_decision(
 def _upkeep(scene: Scene) -> Decision | None:
     """Looks after models that changed, or whose time has come; a model found in order is left alone."""
     index = scene.index
-    index.dirty.update(index.wake.take(scene.now))
+    woken = index.wake.take(scene.now)
+    index.dirty.update(woken)
+    for name in woken:
+        index.wake_jobs(name)
     # Whether a first waiter was answered is told by beacons, which leave no trace in the log.
     index.dirty |= index.unanswered
     for name in sorted(index.dirty):
@@ -126,6 +129,11 @@ def _jobs(scene: Scene) -> Decision | None:
     """Looks after jobs that something happened to, or whose time has come."""
     index = scene.index
     index.jobs.update(index.job_wake.take(scene.now))
+    queue_is_due = index.queue_due is not None and index.queue_due <= scene.now
+    if queue_is_due or index.frozen != scene.frozen:
+        # What placement would say now may be new without any event.
+        index.frozen = scene.frozen
+        index.jobs |= scene.world.running_jobs
     for id_ in sorted(index.jobs):
         decision = scene.checked(jobs.look_after(scene, id_))
         if decision is not None:

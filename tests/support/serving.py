@@ -89,6 +89,7 @@ class ServeYard(Yard):
     stores: set[tuple[str, str]] = field(default_factory=set)
     """(mirror, key) of what is on the mirrors' disks."""
     reports: list[Report] = field(default_factory=list)
+    settled: int = 0
     fetched: list[str] = field(default_factory=list)
     """Keys in the order in which their bytes were fetched from the registry."""
 
@@ -133,6 +134,7 @@ class ServeYard(Yard):
         answer = self._ask(self.index, self.counts)
         if answer.settled is not None:
             self.reports.remove(answer.settled)
+            self.settled += 1
         return answer
 
     def step_afresh(self) -> Step:
@@ -140,7 +142,9 @@ class ServeYard(Yard):
 
     def settle(self, bound: int = 100) -> list[Decision]:
         made = super().settle(bound)
-        while self.reports:
+        while self.settled:
+            # A report that told nothing new ends a run of decisions, and not what is to be decided.
+            self.settled = 0
             made += super().settle(bound)
         return made
 
