@@ -144,6 +144,12 @@ class Files:
                     return await _to_the_end(partial(self._store.name, manifest))
             manifest = await self._manifest(key)  # 2
             self._manifests[key] = manifest
+            if (folder := self._mirror_folder) is not None:
+                for file in self._store.missing(manifest):
+                    if self._store.is_in(folder, file):
+                        await in_thread(
+                            lambda _, file=file: self._store.written_through(folder, file)
+                        )
             async with self._deciding:
                 needed = self._needed() | self._sets.names()
                 promised = {k: v for others in self._promised.values() for k, v in others.items()}

@@ -139,6 +139,18 @@ class Store:
         """Whether a mirror's folder holds this content whole. Quick."""
         return _size(folder / "blobs" / file.sha256) == file.bytes
 
+    def written_through(self, folder: Path, file: ManifestFile) -> None:
+        """Returns once a content of a mirror's folder is surely on the disk. Takes long for a new one.
+
+        What is linked before that may have the right size and no bytes after a power cut.
+        """
+        with contextlib.suppress(OSError):
+            handle = os.open(folder / "blobs" / file.sha256, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
     def link_from(self, folder: Path, file: ManifestFile) -> bool:
         """Takes a content of a mirror's folder on this disk by a link; False when that cannot be."""
         if not self.is_in(folder, file):
@@ -153,7 +165,8 @@ class Store:
         return True
 
     def keep(self, content: str) -> None:
-        """Makes a content that came whole one of the blobs. Raises OSError."""
+        """Makes a content that came whole one of the blobs, never changed again. Raises OSError."""
+        (self._partial / content).chmod(0o400)
         (self._partial / content).replace(self._blobs / content)
 
     def discard(self, content: str) -> None:
