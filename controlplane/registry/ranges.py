@@ -42,14 +42,22 @@ class Ranges:
     def __init__(self, token: Token | None, timeout_s: float) -> None:
         self._token = token
         self._timeout_s = timeout_s
-        self._client = httpx.AsyncClient(
-            follow_redirects=False,
-            timeout=httpx.Timeout(timeout_s),
-            headers={"User-Agent": "modelyard", "Accept-Encoding": "identity"},
-        )
+        self._made: httpx.AsyncClient | None = None
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._made is not None:
+            await self._made.aclose()
+
+    @property
+    def _client(self) -> httpx.AsyncClient:
+        # Made when it is first needed: it reads every certificate there is, which takes a tenth of a second.
+        if self._made is None:
+            self._made = httpx.AsyncClient(
+                follow_redirects=False,
+                timeout=httpx.Timeout(self._timeout_s),
+                headers={"User-Agent": "modelyard", "Accept-Encoding": "identity"},
+            )
+        return self._made
 
     async def read(self, asked: Asked, start: int, length: int) -> Part:
         """`length` bytes of `asked.path` at `asked.revision` (a commit) from `start` on.

@@ -1,4 +1,5 @@
-"""What the hub's files are made of: bytes at hand, a file on disk, or bytes made up as they are asked for.
+"""What the hub's files are made of: bytes at hand, a file on disk, bytes made up as they are asked for, or these
+one behind the other.
 
 A made-up file needs no disk and no memory, whatever its size; the same seed gives the same bytes.
 """
@@ -93,3 +94,24 @@ class MadeUp(Content):
             if turn + 8 <= PIECE
             else (index.to_bytes(8, "big"), self._base[turn + 8 - PIECE : turn])
         )
+
+
+class Joined(Content):
+    """Contents one behind the other: a real model with a made-up tail is one file of any size that loads.
+
+    An engine reads what the header names and never looks behind it.
+    """
+
+    def __init__(self, *parts: Content) -> None:
+        super().__init__(sum(part.size for part in parts))
+        self._parts = parts
+
+    def read(self, offset: int, length: int) -> bytes:
+        pieces: list[bytes] = []
+        for part in self._parts:
+            if offset < part.size and length > 0:
+                pieces.append(part.read(offset, length))
+                length -= len(pieces[-1])
+                offset = part.size
+            offset -= part.size
+        return b"".join(pieces)

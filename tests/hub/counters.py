@@ -1,18 +1,23 @@
-"""Counts what the hub was asked for and what it sent: a test's proof of what was downloaded, and how often."""
+"""Counts what the hub was asked for and what it sent: a test's proof of what was downloaded, and how often.
+
+Everything is counted before the reader can see it, so a test may look as soon as it has its answer.
+"""
 
 import collections
 import threading
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 KEPT = 10_000
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One request that was answered, or given up.
+    """One request, once the head of its answer is on its way.
 
-    `at` is api, resolve or cdn; `path` the repository or `repo/path`. `sent` counts bytes of the body.
-    `authorized`: it carried an Authorization header.
+    `at` is api, resolve or cdn; `path` the repository or `repo/path`. `sent` counts bytes of a file's body;
+    `status` is 0 when the reader went away before there was an answer. `authorized`: it carried an
+    Authorization header.
     """
 
     at: str
@@ -27,11 +32,19 @@ class Request(Struct, frozen=True, kw_only=True):
 class Counts(Struct, frozen=True, kw_only=True):
     """`bytes` by `repo/path`: those of the file's body that the hub's kernel took, all requests together.
 
-    `requests` are the last KEPT, in order of their end.
+    `requests` are the last KEPT, in order of their answers.
     """
 
     bytes: dict[str, int]
     requests: tuple[Request, ...]
+
+
+class Exchanged:
+    """A request and how much of its answer went out; `Counters` alone writes it."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.sent = 0
 
 
 class Counters:
@@ -40,21 +53,29 @@ class Counters:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._bytes: collections.Counter[str] = collections.Counter()
-        self._requests: collections.deque[Request] = collections.deque(maxlen=KEPT)
+        self._requests: collections.deque[Exchanged] = collections.deque(maxlen=KEPT)
 
-    def sent(self, path: str, count: int) -> None:
+    def answered(self, request: Request) -> Exchanged:
+        """The head of its answer is about to be sent."""
+        exchanged = Exchanged(request)
         with self._changed:
-            self._bytes[path] += count
+            self._requests.append(exchanged)
             self._changed.notify_all()
+        return exchanged
 
-    def done(self, request: Request) -> None:
+    def sent(self, exchanged: Exchanged, count: int) -> None:
+        """`count` bytes are about to be sent; less than none: so many were not, after all."""
         with self._changed:
-            self._requests.append(request)
+            exchanged.sent += count
+            self._bytes[exchanged.request.path] += count
             self._changed.notify_all()
 
     def counts(self) -> Counts:
         with self._changed:
-            return Counts(bytes=dict(self._bytes), requests=tuple(self._requests))
+            return Counts(
+                bytes=dict(self._bytes),
+                requests=tuple(replace(one.request, sent=one.sent) for one in self._requests),
+            )
 
     def bytes_of(self, path: str) -> int:
         with self._changed:

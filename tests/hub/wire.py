@@ -15,12 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.hub.contents import PIECE, Content
-from tests.hub.counters import Counters, Request
+from tests.hub.counters import Counters, Exchanged, Request
 from tests.hub.faults import Fault, FaultBook, Where
 
 SEND_BUFFER = 256 * 1024
 """Bytes that the kernel takes beyond what the reader has: small, so that the counts are close to the truth."""
 
+_AT_ONCE = 64 * 1024
 _LOOK_S = 0.02
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
 HTML = (
@@ -142,8 +143,7 @@ class Exchange(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.subject = ""
-        self._status = 0
-        self._sent = 0
+        self._exchanged: Exchanged | None = None
 
     def log_message(self, format: str, *args: Any) -> None:
         """The counts tell it; nothing is printed."""
@@ -160,24 +160,15 @@ class Exchange(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        self._status = self._sent = 0
         self.subject = ""
+        self._exchanged = None
         try:
             self.answer()
         except (Gone, OSError):
             self.close_connection = True
         finally:
-            self.server.counters.done(
-                Request(
-                    at=self.where,
-                    method=self.command,
-                    path=self.subject,
-                    status=self._status,
-                    range=self.headers.get("Range", ""),
-                    sent=self._sent,
-                    authorized="Authorization" in self.headers,
-                )
-            )
+            if self._exchanged is None:
+                self._answered(0)
 
     do_HEAD = do_POST = do_DELETE = do_PUT = do_GET
 
@@ -281,16 +272,32 @@ class Exchange(BaseHTTPRequestHandler):
         wait_s = self.server.pace.take(len(piece))
         if wait_s:
             self._wait(wait_s)
-        view = memoryview(piece)
-        while view:
-            # Not sendall: what was sent of a piece before the reader went away counts too.
-            count = self.connection.send(view)
-            self._sent += count
-            self.server.counters.sent(self.subject, count)
-            view = view[count:]
+        exchanged = self._exchanged
+        assert exchanged is not None
+        for start in range(0, len(piece), _AT_ONCE):
+            left = memoryview(piece)[start : start + _AT_ONCE]
+            self.server.counters.sent(exchanged, len(left))
+            try:
+                while left:
+                    left = left[self.connection.send(left) :]
+            finally:
+                if left:
+                    self.server.counters.sent(exchanged, -len(left))
+
+    def _answered(self, status: int) -> Exchanged:
+        return self.server.counters.answered(
+            Request(
+                at=self.where,
+                method=self.command,
+                path=self.subject,
+                status=status,
+                range=self.headers.get("Range", ""),
+                authorized="Authorization" in self.headers,
+            )
+        )
 
     def _head(self, status: int, headers: Mapping[str, str], length: int) -> None:
-        self._status = status
+        self._exchanged = self._answered(status)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
