@@ -35,6 +35,7 @@ class ServiceSpec:
     """One process. `stop_signal` ends it politely, `orphan_signal` reaches it when the supervisor dies.
 
     `final`: exit codes after which a new start would not help, each with the reason for the person.
+    `withheld` are variables of our own environment that it does not get.
     """
 
     name: str
@@ -45,6 +46,12 @@ class ServiceSpec:
     orphan_signal: int = signal.SIGTERM
     stop_grace_s: float = 15.0
     final: Mapping[int, str] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
+
+
+def _environment(spec: ServiceSpec) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name not in spec.withheld}
+    return {**own, **spec.environment}
 
 
 @dataclass(slots=True)
@@ -195,7 +202,7 @@ async def _spawn(spec: ServiceSpec) -> asyncio.subprocess.Process:
     with spec.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *spec.argv,
-            env={**os.environ, **spec.environment},
+            env=_environment(spec),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,

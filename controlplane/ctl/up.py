@@ -39,6 +39,8 @@ from events.settings import SettingsError, load, read_yaml
 
 NODE: Final = "local"
 HOST: Final = "127.0.0.1"
+REGISTRY_SECRETS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Of all services only the control plane asks the registry."""
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 READY_TIMEOUT_S: Final = 60.0
@@ -208,16 +210,16 @@ def write_yard_file(yard: Yard, pids: dict[str, int]) -> None:
     draft.replace(yard.data / "yard.json")
 
 
-def _commands_allowed_by_file(config: Path | None) -> bool:
-    """Whether the file decides `nodeagent.allow_commands` itself; else `up` allows them on its own node."""
+def _said_of_the_node(config: Path | None) -> frozenset[str]:
+    """The settings of `nodeagent` that the file decides itself; else `up` chooses for its own node."""
     if config is None:
-        return False
+        return frozenset()
     try:
         document = read_yaml(config.read_text(encoding="utf-8"), str(config))
     except OSError as error:
         raise UpError(f"cannot read {config}: {error.strerror}") from error
     section = document.get("nodeagent") if isinstance(document, dict) else None
-    return isinstance(section, dict) and "allow_commands" in section
+    return frozenset(section) if isinstance(section, dict) else frozenset()
 
 
 def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, ServiceSpec]:
@@ -225,9 +227,13 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
     logs = data / "logs"
     config = ["--config", str(options.config.absolute())] if options.config else []
     common = [*config, "--data", str(data), "--nats", yard.nats_url]
-    agent_environment = {}
-    if not _commands_allowed_by_file(options.config):
+    said = _said_of_the_node(options.config)
+    agent_environment: dict[str, str] = {}
+    if "allow_commands" not in said:
         agent_environment["YARD_NODEAGENT_ALLOW_COMMANDS"] = "true"
+    if "mirror_folder" not in said:
+        # One machine, one copy: the node links the mirror's files instead of fetching them.
+        agent_environment["YARD_NODEAGENT_MIRROR_FOLDER"] = str(data / "mirror")
 
     def service(name: str, module: str, *arguments: str, **more: Any) -> ServiceSpec:
         return ServiceSpec(
@@ -235,6 +241,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             argv=python_argv(module, *common, *arguments),
             environment=more.pop("environment", {}),
             log=logs / f"{name}.log",
+            withheld=() if module == "controlplane" else REGISTRY_SECRETS,
             **more,
         )
 
@@ -250,6 +257,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             ),
             environment={},
             log=logs / "nats.log",
+            withheld=REGISTRY_SECRETS,
         ),
         "controlplane": service(
             "controlplane",
