@@ -1,9 +1,11 @@
 """An agent that fetches a model's files from a mirror before it starts the engine; the log in memory."""
 
+import json
 import time
 
 from msgspec.structs import replace
 
+from nodeagent.journal import Journal, PutHeld
 from schemas.progress import FileProgress
 from schemas.settings import GIB, MIB
 from tests.support.agent_yard import a_node, a_stop, alive, an_item, memory_yard
@@ -326,6 +328,58 @@ def test_inv_7_without_its_journal_it_goes_on_with_the_fetch_the_log_tells_of(tm
                         assert (await started(hand, "r-1")).read_bytes() == BODY
                         assert [lease.holder for lease in hand.card().leases] == ["r-1"]
                 assert "replica.failed" not in hand.types("r-1")
+
+    run(story())
+
+
+def test_one_told_to_end_whose_agent_died_before_it_said_so_is_withdrawn_by_the_next(tmp_path):
+    async def story():
+        with serving_mirror(pause_s=0.05) as mirror:
+            mirror.add(ONE, BODY)
+            async with memory_yard(tmp_path) as yard:
+                hand = yard.hand
+                async with announced(hand.wire, mirror):
+                    item = an_item_of("r-1", ONE)
+                    async with an_agent(yard) as first:
+                        await hand.plan(item)
+                        await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
+                        await hand.phase("r-1", "fetching")
+                        await first.die()
+                    journal, memory = await Journal.open(tmp_path / "nodeagent" / "journal.sqlite")
+                    journal.write(PutHeld(held=replace(memory.held["r-1"], ending=True)))
+                    await journal.close()
+                    await hand.plan(replace(item, stop=a_stop()))
+                    async with an_agent(yard):
+                        await hand.phase("r-1", "withdrawn")
+                        await hand.expect(lambda: hand.card().leases == (), "the lease to end")
+
+    run(story())
+
+
+def test_an_engine_whose_start_neither_journal_nor_log_remembers_is_ended(tmp_path):
+    async def story():
+        with serving_mirror(pause_s=0.02) as mirror:
+            mirror.add(ONE, BODY)
+            async with memory_yard(tmp_path) as yard:
+                hand = yard.hand
+                async with announced(hand.wire, mirror):
+                    async with an_agent(yard) as first:
+                        await hand.plan(an_item_of("r-1", ONE))
+                        await until(lambda: mirror.sent_bytes > 200_000, "some bytes")
+                        await hand.phase("r-1", "fetching")
+                        # The log hears nothing of the start any more.
+                        yard.cut()
+                        launch = tmp_path / "nodeagent" / "replicas" / "r-1" / "running.json"
+                        await until(launch.exists, "its process")
+                        pid = json.loads(launch.read_bytes())["pid"]
+                        await first.die()
+                    assert alive(pid)
+                    for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
+                        file.unlink()
+                    async with an_agent(yard):
+                        assert (await hand.phase("r-1", "failed")).code == "lost"
+                        await until(lambda: not alive(pid), "its end")
+                        await hand.expect(lambda: hand.card().leases == (), "the lease to end")
 
     run(story())
 

@@ -42,6 +42,18 @@ def test_a_start_that_never_had_a_process_is_begun_and_only_that():
     assert fate(held(phase="ready", launch=a_launch()), None, "nothing") == "gone"
 
 
+def test_a_fetch_is_gone_on_with_and_what_runs_in_its_place_is_not_believed():
+    fetching = held(phase="fetching", launch=a_launch(source="mirror:k"))
+    assert fate(fetching, None, "nothing") == "launch"
+    assert fate(fetching, fetching.replica, "nothing") == "launch"
+    # Told to end, or nobody knows any more what was to be fetched.
+    assert fate(held(phase="fetching", launch=a_launch(), ending=True), None, "nothing") == "gone"
+    assert fate(held(phase="fetching"), None, "nothing") == "gone"
+    # Its start was not remembered: port and memory of that process are nobody's.
+    assert fate(fetching, None, "running") == "gone"
+    assert fate(fetching, None, "ended") == "gone"
+
+
 def test_what_is_over_and_gone_needs_nothing():
     assert fate(None, None, "ended") == "rest"
     assert fate(held(phase="stopped"), None, "nothing") == "rest"

@@ -105,6 +105,18 @@ def test_an_item_that_is_to_stop_before_it_started_is_withdrawn():
     assert actions(item, observed=seen()) == (Withdraw(item=item, replica="r-1"),)
 
 
+def test_one_that_fetches_is_withdrawn_once_and_not_resumed():
+    item = an_item("r-1", stop=a_stop())
+    fetching = held("r-1", "fetching", launch=item.launch)
+    assert actions(item, observed=seen(fetching)) == (Withdraw(item=item, replica="r-1"),)
+    ending = held("r-1", "fetching", launch=item.launch, ending=True)
+    assert actions(item, observed=seen(ending)) == ()
+    assert actions(an_item("r-1"), observed=seen(ending)) == ()
+    # In no plan any more.
+    assert actions(observed=seen(fetching)) == (Withdraw(item=None, replica="r-1"),)
+    assert actions(observed=seen(ending)) == ()
+
+
 def test_a_loading_replica_is_halted_and_a_ready_one_drained():
     stop = a_stop()
     item = an_item("r-1", stop=stop)
