@@ -14,6 +14,7 @@ import pytest
 
 from controlplane.app import ControlPlane
 from controlplane.domain.decision import Ids, Live, Step
+from controlplane.domain.reports import Report
 from controlplane.domain.world import World
 from controlplane.leader import NextDecision
 from events.log import Draft, StoredCommand
@@ -315,6 +316,8 @@ def test_readiness_names_a_demand_without_an_activation(
         now: datetime,
         ids: Ids,
         settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
     ) -> Step:
         return Step(stuck=("activation qwen/any",))
 
