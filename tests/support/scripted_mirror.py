@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,11 +33,14 @@ def some_bytes(count: int, seed: int = 1) -> bytes:
     return b"".join((i.to_bytes(4, "big") + block[4:]) for i in range(whole)) + block[:rest]
 
 
-def a_manifest(name: str, *contents: bytes) -> Manifest:
-    """The manifest of a set of shards; its key is that of `name`'s first."""
+def a_manifest(name: str, *contents: bytes, names: Sequence[str] = ()) -> Manifest:
+    """The manifest of a set of shards; its key is that of `name`'s first. `names` are the files'."""
     files = tuple(
         ManifestFile(
-            key=a_key(f"{name}-{i}"), name=f"{name}-{i}.gguf", bytes=len(c), sha256=a_sha256(c)
+            key=a_key(f"{name}-{i}"),
+            name=names[i] if names else f"{name}-{i}.gguf",
+            bytes=len(c),
+            sha256=a_sha256(c),
         )
         for i, c in enumerate(contents)
     )
