@@ -4,6 +4,7 @@ The formulas are those of llama.cpp, which docs/memory.md holds against the engi
 nothing of cards, and it never says less than it knows: what it cannot tell it takes as the larger.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -33,11 +34,16 @@ BATCH: Final = 2048
 UBATCH: Final = 512
 """What the embedded engine takes where a profile says nothing."""
 
-ENGINE_BYTES: Final = 64 * 1024**2
-"""What the process takes apart from its model; measured, see docs/memory.md."""
+ENGINE_BYTES: Final = 32 * 1024**2
+TOKEN_BYTES: Final = 320
+"""What the process takes apart from its model: itself, and its tables for each token of the vocabulary.
+Measured, see docs/memory.md."""
 
 _GIB: Final = 1024**3
-_STATE_VALUE_BYTES: Final = 4
+_VALUE_BYTES: Final = 4
+_INPUT_VALUES: Final = 16
+"""Positions, token numbers and the like, for each token of a batch."""
+
 _PAD: Final = 256
 
 FlashAttention = Literal["auto", "on", "off"]
@@ -48,6 +54,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     `ctx_pool` 0: as many tokens as the model was trained for. `unified` True: all slots share one pool,
     else each has an equal part. `swa_full` True: sliding layers keep the whole context too.
+    `embedding` True: the engine answers with embeddings, and a result is kept for every token.
+    `repack` True: on a processor, part of the weights gets a second copy beside the mapped file.
     """
 
     ctx_pool: int = 0
@@ -59,6 +67,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     flash_attention: FlashAttention = "auto"
     unified: bool = False
     swa_full: bool = False
+    embedding: bool = False
+    repack: bool = True
 
 
 def estimate(
@@ -74,6 +84,8 @@ def estimate(
     ubatch: int = UBATCH,
     unified: bool = False,
     swa_full: bool = False,
+    embedding: bool = False,
+    repack: bool = True,
 ) -> MemoryEstimate:
     """The memory of one engine with this model; every part in bytes."""
     return estimate_with(
@@ -89,6 +101,8 @@ def estimate(
             flash_attention=flash_attention,
             unified=unified,
             swa_full=swa_full,
+            embedding=embedding,
+            repack=repack,
         ),
     )
 
@@ -120,23 +134,37 @@ def options(args: tuple[str, ...]) -> EngineOptions:
         flash_attention=attention.get(found.get("flash_attn_type", -1), "auto"),
         unified=bool(found.get("kv_unified", False)),
         swa_full=bool(found.get("swa_full", False)),
+        embedding=bool(found.get("embedding", False)),
+        repack=_repacks(found),
     )
+
+
+def _repacks(found: Mapping[str, llamacpp_flags.Value]) -> bool:
+    """Without a mapped file the second copy is the only one; `--no-repack` makes none."""
+    modes = llamacpp_flags.LOAD_MODES
+    unmapped = found.get("load_mode") in (modes["none"], modes["dio"])
+    return not unmapped and not found.get("no_extra_bufts", False)
 
 
 def estimate_with(shape: ModelShape, weights_bytes: int, given: EngineOptions) -> MemoryEstimate:
     """The memory of one engine with this model, so started; every part in bytes."""
     ctx_pool = given.ctx_pool or shape.trained_context
+    repacked_bytes = round(weights_bytes * shape.repacked) if given.repack else 0
     kv_bytes = _kv_bytes(shape, ctx_pool, given)
     state_bytes = _state_bytes(shape, given.slots)
     compute_bytes = _compute_bytes(shape, ctx_pool, given)
+    engine_bytes = ENGINE_BYTES + TOKEN_BYTES * shape.vocabulary
     return MemoryEstimate(
         basis="header",
         weights_bytes=weights_bytes,
+        repacked_bytes=repacked_bytes,
         kv_bytes=kv_bytes,
         state_bytes=state_bytes,
         compute_bytes=compute_bytes,
-        engine_bytes=ENGINE_BYTES,
-        total_bytes=weights_bytes + kv_bytes + state_bytes + compute_bytes + ENGINE_BYTES,
+        engine_bytes=engine_bytes,
+        total_bytes=sum(
+            (weights_bytes, repacked_bytes, kv_bytes, state_bytes, compute_bytes, engine_bytes)
+        ),
         ctx_pool=ctx_pool,
     )
 
@@ -164,6 +192,8 @@ def explain(made: MemoryEstimate) -> str:
             "the header gives no shape"
         )
     parts = [weights]
+    if made.repacked_bytes:
+        parts.append(f"repacked for the processor {amount(made.repacked_bytes)}")
     if made.kv_bytes:
         parts.append(f"KV cache {amount(made.kv_bytes)} for {made.ctx_pool} tokens")
     if made.state_bytes:
@@ -227,17 +257,86 @@ def _token_bytes(shape: ModelShape, heads: int, slides: bool, given: EngineOptio
 
 def _state_bytes(shape: ModelShape, slots: int) -> int:
     layers = sum(shape.recurrent)
-    return layers * (shape.conv_state + shape.ssm_state) * _STATE_VALUE_BYTES * slots
+    return layers * (shape.conv_state + shape.ssm_state) * _VALUE_BYTES * slots
 
 
 def _compute_bytes(shape: ModelShape, ctx_pool: int, given: EngineOptions) -> int:
-    cells, _ = _cells(ctx_pool, given)
-    ubatch = min(given.ubatch, given.batch)
-    widest = max(shape.feed_forward, default=0)
-    activations = ubatch * (4 * shape.embedding + 2 * widest) * 4
-    mask = cells * ubatch * 2
-    outputs = shape.vocabulary * (1 if shape.causal else 0) * 4
-    scores = 0
-    if given.flash_attention == "off":
-        scores = cells * ubatch * max(shape.heads, default=0) * 4
-    return activations + mask + outputs + scores
+    """The buffer of the largest graph: what is alive at its fullest moment, for one batch of tokens.
+
+    The moments looked at: attention, feed-forward (or its experts), a recurrent layer, the output. The
+    masks are there at all of them. And what answers are copied to, for each slot.
+    """
+    batch = min(given.ubatch, given.batch, _padded(ctx_pool))
+    attends = any(shape.heads_kv) or not shape.causal
+    cells, streams = _cells(ctx_pool, given)
+    flash = given.flash_attention != "off"
+    masks, longest = _masks(shape, cells, batch, streams, given) if attends else (0, 0)
+    moments = [_feed_forward_values(shape), _recurrent_values(shape, batch)]
+    if attends:
+        scores = 0 if flash else max(shape.heads) * longest
+        moments.append(_attention_values(shape, flash) + scores)
+    peak = max(moments) * batch
+    outputs = batch if given.embedding else given.slots
+    if shape.causal:
+        peak = max(peak, shape.vocabulary * outputs + 6 * shape.embedding * batch)
+    copied = (shape.vocabulary + shape.embedding) * given.slots
+    return (peak + _INPUT_VALUES * batch + copied) * _VALUE_BYTES + masks * batch * (
+        2 if flash else _VALUE_BYTES
+    )
+
+
+def _masks(
+    shape: ModelShape, cells: int, batch: int, streams: int, given: EngineOptions
+) -> tuple[int, int]:
+    """Values of the attention masks for each token of a batch, and the longest of them.
+
+    One for each kind of cache. Slots with a pool each share the batch, so only their own part counts.
+    """
+    if not shape.causal:
+        return batch, batch
+    sliding = shape.sliding or (False,) * shape.layers
+    kinds = {slides for heads, slides in zip(shape.heads_kv, sliding, strict=True) if heads}
+    lengths = [_sliding_cells(shape, cells, given) if slides else cells for slides in kinds]
+    return sum(lengths), max(lengths)
+
+
+def _attention_values(shape: ModelShape, flash: bool) -> int:
+    """For each token: queries, keys, values and, without a score matrix, the result, in the widest layer."""
+    widest = 0
+    for heads, heads_kv in zip(shape.heads, _present_heads_kv(shape), strict=True):
+        if shape.kv_rank:
+            # The queries are brought to the compressed rows; the result comes back from them.
+            absorbed = heads * (2 * shape.kv_rank + shape.rope_dims)
+            widest = max(widest, absorbed + (heads * shape.kv_rank if flash else 0))
+            continue
+        query = heads * shape.key_length
+        rows = heads_kv * (shape.key_length + shape.value_length)
+        widest = max(widest, query + rows + (heads * shape.value_length if flash else 0))
+    return 5 * shape.embedding + widest
+
+
+def _present_heads_kv(shape: ModelShape) -> tuple[int, ...]:
+    """An encoder keeps no keys, but it makes some: as many as it has heads."""
+    return shape.heads_kv if shape.causal else shape.heads
+
+
+def _feed_forward_values(shape: ModelShape) -> int:
+    """For each token: what goes in, gate, up and their product, in the widest layer."""
+    gated = 3 if shape.causal else 1
+    dense = 5 * shape.embedding + gated * max(shape.feed_forward, default=0)
+    if not shape.experts_used:
+        return dense
+    used = shape.experts_used
+    through = 5 * shape.embedding + 3 * used * shape.expert_feed_forward
+    gathered = 3 * shape.embedding + 2 * used * shape.embedding
+    return max(dense, through, gathered)
+
+
+def _recurrent_values(shape: ModelShape, batch: int) -> int:
+    """For each token: the projections into a recurrent layer, its convolution and its result."""
+    if not any(shape.recurrent):
+        return 0
+    channels = max(shape.conv_channels, shape.inner)
+    projected = shape.inner + channels
+    states = -(-shape.ssm_state // batch)
+    return 5 * shape.embedding + projected + 2 * channels + 2 * shape.inner + states

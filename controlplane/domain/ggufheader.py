@@ -94,7 +94,9 @@ class Header(Struct, frozen=True, kw_only=True):
     entry a layer, mostly), `lengths` how long every list is, kept or not.
 
     `weights_bytes` is what the tensors of this file take, padding between them included; None when one has
-    a type that is not known here. `vocabulary_rows` is the length of the token embedding, 0 without one.
+    a type that is not known here. `matrix_bytes` is how much of that are matrices to multiply with, by
+    their type: all but the token embedding, and that too where no other matrix makes the output.
+    `vocabulary_rows` is the length of the token embedding, 0 without one.
     """
 
     version: int
@@ -103,6 +105,7 @@ class Header(Struct, frozen=True, kw_only=True):
     lengths: dict[str, int]
     tensors: int
     weights_bytes: int | None
+    matrix_bytes: dict[int, int]
     vocabulary_rows: int
     header_bytes: int
 
@@ -206,15 +209,16 @@ def _header(cursor: _Cursor) -> Header:
     alignment = values.get("general.alignment", _ALIGNMENT)
     if not _is_alignment(alignment):
         _fail(f"general.alignment is {str(alignment)[:100]}")
-    weights, rows = _tensors(cursor, tensors, int(alignment))
+    weights = _tensors(cursor, tensors, int(alignment))
     return Header(
         version=version,
         values=values,
         arrays=arrays,
         lengths=lengths,
         tensors=tensors,
-        weights_bytes=weights,
-        vocabulary_rows=rows,
+        weights_bytes=weights.end,
+        matrix_bytes=weights.matrices,
+        vocabulary_rows=weights.rows,
         header_bytes=cursor.at,
     )
 
@@ -302,29 +306,42 @@ def _is_alignment(value: Scalar) -> bool:
     return type(value) is int and 0 < value <= 2**20 and value & (value - 1) == 0
 
 
-def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[int | None, int]:
-    """What the tensors take in bytes (None: one has an unknown type), and the rows of the embedding."""
+class _Weights(Struct, frozen=True, kw_only=True):
+    """`end` None: a tensor has an unknown type, so that what lies behind it cannot be told."""
+
+    end: int | None
+    rows: int
+    matrices: dict[int, int]
+
+
+def _tensors(cursor: _Cursor, count: int, alignment: int) -> _Weights:
     if cursor.size < cursor.at + 24 * count:
         # A description has at least a length, a number of dimensions, a type and an offset.
         raise _Short(cursor.at + 24 * count)
     end: int | None = 0
-    rows = 0
+    rows = embedding_bytes = 0
+    embedding_kind: int | None = None
+    matrices: dict[int, int] = {}
     seen: set[str] = set()
     for name, shape, kind, offset in _infos(cursor, count):
         if name in seen:
             _fail(f"the tensor {name!r} is there twice")
         seen.add(name)
-        if name == "token_embd.weight" and len(shape) == 2:
-            rows = shape[1]
-        if end is None:
-            continue
-        if offset != end:
+        if end is not None and offset != end:
             _fail(
                 f"the tensor {name!r} lies at {offset} and not behind the one before it, at {end}"
             )
         size = _tensor_bytes(name, shape, kind)
-        end = None if size is None else end + -(-size // alignment) * alignment
-    return end, rows
+        end = None if end is None or size is None else end + -(-size // alignment) * alignment
+        if size is None or len(shape) < 2:
+            continue
+        if name == "token_embd.weight":
+            rows, embedding_kind, embedding_bytes = shape[1], kind, size
+        else:
+            matrices[kind] = matrices.get(kind, 0) + size
+    if embedding_kind is not None and "output.weight" not in seen:
+        matrices[embedding_kind] = matrices.get(embedding_kind, 0) + embedding_bytes
+    return _Weights(end=end, rows=rows, matrices=matrices)
 
 
 def _infos(cursor: _Cursor, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:

@@ -56,38 +56,52 @@ HYBRID_BY_INTERVAL: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
 
 
 class _Sliding(Struct, frozen=True, kw_only=True):
-    """Every `period`-th layer is not sliding, the first of them first if `dense_first`.
+    """Every `period`-th layer is not sliding, the first of them first if `dense_first`; 1: the file must
+    list the layers.
 
-    `window` is what the engine takes when the file names none: 0 means then no layer slides. `fixed`
-    True: it takes `window` whatever the file says, except 0.
+    `absent` is the window where the file names none, 0: then no layer slides. `fixed` above 0: the window
+    whatever the file says, unless it says 0. `only_layers` above 0: only models with so many layers slide.
     """
 
     period: int
-    window: int = 0
-    fixed: bool = False
+    absent: int = 0
+    fixed: int = 0
     dense_first: bool = False
+    only_layers: int = 0
 
 
 SLIDING: Final[dict[str, _Sliding]] = {
     "afmoe": _Sliding(period=4),
     "cohere2": _Sliding(period=4),
-    "exaone-moe": _Sliding(period=4, window=128, fixed=True),
-    "exaone4": _Sliding(period=4),
+    "cohere2moe": _Sliding(period=4, dense_first=True),
+    "exaone-moe": _Sliding(period=4),
+    "exaone4": _Sliding(period=4, absent=4096, only_layers=64),
     "gemma-embedding": _Sliding(period=6),
-    "gemma2": _Sliding(period=2, window=4096),
+    "gemma-embedding2": _Sliding(period=6),
+    "gemma2": _Sliding(period=2, absent=4096),
     "gemma3": _Sliding(period=6),
     "gemma3n": _Sliding(period=5),
-    "gemma4": _Sliding(period=6),
+    "gemma4": _Sliding(period=1),
     "gpt-oss": _Sliding(period=2),
-    "llama4": _Sliding(period=4, window=8192, fixed=True),
+    "granite_swa": _Sliding(period=1),
+    "laguna": _Sliding(period=4, dense_first=True),
+    "llama4": _Sliding(period=4, absent=8192, fixed=8192),
+    "maple": _Sliding(period=1),
+    "mellum": _Sliding(period=4),
     "mimo2": _Sliding(period=1),
     "modern-bert": _Sliding(period=3, dense_first=True),
     "olmo2": _Sliding(period=4),
     "plamo3": _Sliding(period=8),
-    "smallthinker": _Sliding(period=4, window=4096, dense_first=True),
+    "smallthinker": _Sliding(period=4, fixed=4096, dense_first=True),
+    "spark2_5": _Sliding(period=1),
     "step35": _Sliding(period=1),
 }
-"""Which layers the engine gives a short cache, where the file itself holds no pattern."""
+"""Which layers the engine gives a short cache. A pattern in the file goes before the period here; the
+engine's own log was asked for each (tests/integration/test_sliding_layers.py)."""
+
+REPACKED: Final = frozenset({2, 12, 20, 39})
+"""Tensor types (Q4_0, Q4_K, IQ4_NL, MXFP4) of which llama.cpp makes a second copy, laid out for the
+processor's vectors; the file stays mapped beside it."""
 
 SHARED_AFTER: Final[dict[str, int]] = {"gemma3n": 20}
 """Layers from this one on use the cache of an earlier one."""
@@ -197,7 +211,7 @@ def shape_of(header: Header) -> ModelShape | NoShape:
     head_length = embedding // most_heads if most_heads else 0
     key_length = keys.number("attention.key_length", head_length)
     value_length = keys.number("attention.value_length", head_length)
-    conv_state, ssm_state = _states(keys, embedding, most_heads) if any(recurrent) else (0, 0)
+    states = _states(keys, embedding, most_heads) if any(recurrent) else _States()
     pooling = header.values.get(f"{architecture}.pooling_type", 0)
     return ModelShape(
         architecture=architecture,
@@ -219,13 +233,17 @@ def shape_of(header: Header) -> ModelShape | NoShape:
         kv_rank=kv_rank,
         rope_dims=keys.number("rope.dimension_count") if kv_rank else 0,
         recurrent=recurrent if any(recurrent) else (),
-        conv_state=conv_state,
-        ssm_state=ssm_state,
+        conv_state=states.conv,
+        ssm_state=states.ssm,
+        inner=states.inner,
+        conv_channels=states.channels,
         experts=keys.number("expert_count"),
         experts_used=keys.number("expert_used_count"),
+        expert_feed_forward=keys.number("expert_feed_forward_length"),
         causal=architecture not in NO_CACHE,
         embeds=architecture in NO_CACHE or bool(pooling),
         indexer_length=keys.number("attention.indexer.key_length"),
+        repacked=_repacked(header),
         split_count=_split_count(header),
         quant=_quant(header),
         name=str(header.values.get("general.name", "")),
@@ -239,6 +257,14 @@ def _vocabulary(header: Header, keys: _Keys) -> int:
         or header.lengths.get("tokenizer.ggml.tokens", 0)
         or keys.number("vocab_size")
     )
+
+
+def _repacked(header: Header) -> float:
+    """The share of the weights with a second copy; of a set of shards, what the first one tells of it."""
+    if not header.weights_bytes:
+        return 0.0
+    twice = sum(size for kind, size in header.matrix_bytes.items() if kind in REPACKED)
+    return min(1.0, twice / header.weights_bytes)
 
 
 def _split_count(header: Header) -> int:
@@ -255,6 +281,9 @@ def _recurrent(keys: _Keys, architecture: str, layers: int) -> tuple[bool, ...]:
     if architecture in RECURRENT or architecture in HYBRID_BOTH:
         return (True,) * layers
     if architecture in HYBRID_BY_INTERVAL:
+        listed = keys.listed_flags("attention.recurrent_layers")
+        if listed is not None:
+            return (*listed[:layers], *((False,) * (layers - len(listed))))
         interval = keys.number("full_attention_interval", 4)
         return tuple(interval == 0 or (layer + 1) % interval != 0 for layer in range(layers))
     if architecture in HYBRID_BY_HEADS:
@@ -295,9 +324,9 @@ def _sliding(keys: _Keys, architecture: str, layers: int) -> tuple[int, tuple[bo
     rule = SLIDING.get(architecture)
     if rule is None:
         return 0, ()
-    window = keys.number("attention.sliding_window", rule.window)
-    if window and rule.fixed:
-        window = rule.window
+    if rule.only_layers and layers != rule.only_layers:
+        return 0, ()
+    window = keys.number("attention.sliding_window", rule.absent)
     if not window:
         return 0, ()
     listed = keys.listed_flags("attention.sliding_window_pattern")
@@ -306,7 +335,7 @@ def _sliding(keys: _Keys, architecture: str, layers: int) -> tuple[int, tuple[bo
     else:
         period = keys.number("attention.sliding_window_pattern", rule.period)
         sliding = tuple(_slides(layer, period, rule.dense_first) for layer in range(layers))
-    return (window, sliding) if any(sliding) else (0, ())
+    return (rule.fixed or window, sliding) if any(sliding) else (0, ())
 
 
 def _slides(layer: int, period: int, dense_first: bool) -> bool:
@@ -316,17 +345,28 @@ def _slides(layer: int, period: int, dense_first: bool) -> bool:
     return place != 0 if dense_first else place < period - 1
 
 
-def _states(keys: _Keys, embedding: int, heads: int) -> tuple[int, int]:
-    """Values of the two states a recurrent layer keeps for each sequence."""
+class _States(Struct, frozen=True, kw_only=True):
+    """Values of the two states a recurrent layer keeps for each sequence, and how wide it is inside."""
+
+    conv: int = 0
+    ssm: int = 0
+    inner: int = 0
+    channels: int = 0
+
+
+def _states(keys: _Keys, embedding: int, heads: int) -> _States:
     head_size = keys.number("wkv.head_size")
     if head_size:
-        return keys.number("token_shift_count", 2) * embedding, embedding * head_size
+        shift = keys.number("token_shift_count", 2) * embedding
+        return _States(conv=shift, ssm=embedding * head_size, inner=embedding, channels=embedding)
     short = keys.number("shortconv.l_cache")
     if short:
-        return embedding * (short - 1), 0
+        return _States(conv=embedding * (short - 1), inner=embedding, channels=embedding)
     kernel = max(0, keys.number("ssm.conv_kernel") - 1)
     delta = keys.number("kda.head_dim")
     if delta:
-        return 3 * kernel * heads * delta, delta * delta * heads
+        inner = heads * delta
+        return _States(conv=3 * kernel * inner, ssm=delta * inner, inner=inner, channels=3 * inner)
     inner, size = keys.number("ssm.inner_size"), keys.number("ssm.state_size")
-    return kernel * (inner + 2 * keys.number("ssm.group_count") * size), inner * size
+    channels = inner + 2 * keys.number("ssm.group_count") * size
+    return _States(conv=kernel * channels, ssm=inner * size, inner=inner, channels=channels)
