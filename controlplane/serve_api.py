@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromQuery, PathParameter
+from litestar.params import FromQuery, JSONBody, PathParameter
 
 from controlplane.planning import BadRequest, NotAnswered, Planner, ServeAsked
 from schemas.api import ErrorBody, ErrorDetail, PlanOne, RegistryOne
@@ -48,7 +48,7 @@ def handlers(planner: Planner) -> list[HTTPRouteHandler]:
         operation_id="plan_serve",
         summary="What `job.serve` with this body would do; nothing is changed",
     )
-    async def plan(data: ServeAsked) -> PlanOne:
+    async def plan(data: JSONBody[ServeAsked]) -> PlanOne:
         return PlanOne(data=await planner.plan(data), applied_seq=planner.position)
 
     return [registry, plan]
