@@ -38,7 +38,7 @@ class CutOff(Exception):
 
 
 class Misdirected(Exception):
-    """A redirect that is not followed; another try would meet it again."""
+    """A redirect that is not followed, or a host that is not who it says; another try would meet it again."""
 
 
 class Line:
@@ -210,8 +210,6 @@ class Answer:
 
 def reason(error: OSError) -> str:
     """The short text of an error of a socket, a name lookup or TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
     return error.strerror or str(error) or error.__class__.__name__
 
 
@@ -308,6 +306,8 @@ def _one(
     except BaseException as error:
         if connection is not None:
             connection.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise Misdirected(f"its certificate is not trusted: {error.verify_message}") from None
         if isinstance(error, OSError):
             line.check()
             raise CutOff(reason(error)) from None

@@ -6,6 +6,7 @@ Each connection carries one request. What was asked is kept for the test to look
 import contextlib
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,12 +99,16 @@ class FileServer:
     requests: list[Asked] = field(default_factory=list)
     ending: threading.Event = field(default_factory=threading.Event)
     url: str = ""
+    tls: ssl.SSLContext | None = None
 
     @property
     def sent(self) -> int:
         return sum(asked.sent for asked in self.requests)
 
     def serve_one(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
         with connection, contextlib.suppress(OSError):
             connection.settimeout(10)
             head = b""
@@ -125,12 +130,12 @@ class FileServer:
 
 
 @contextmanager
-def file_server(script: Script, host: str = "127.0.0.1") -> Iterator[FileServer]:
+def file_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[FileServer]:
     """A running server; all its threads are over afterwards."""
-    listener = socket.create_server((host, 0))
+    listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(0.05)
-    server = FileServer(script)
-    server.url = f"http://{host}:{listener.getsockname()[1]}"
+    server = FileServer(script, tls=tls)
+    server.url = f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
     workers: list[threading.Thread] = []
 
     def accept() -> None:
