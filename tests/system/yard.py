@@ -106,12 +106,46 @@ class SystemYard:
                     + "\n".join(seen[-60:])
                 ) from None
 
+    async def when(
+        self,
+        true_of: Callable[[Recorded], bool],
+        what: str,
+        *,
+        after: int = 0,
+        timeout_s: float = 20.0,
+    ) -> Recorded:
+        """Waits for the first event of any type with `seq` above `after` of which it is true."""
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        while True:
+            for event in self.events[seen:]:
+                if event.seq > after and true_of(event):
+                    return event
+            seen = len(self.events)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait(), max(deadline - time.monotonic(), 0.001)
+                )
+            except TimeoutError:
+                told = [f"{e.seq} {e.type} {e.key} {e.reason}" for e in self.events[-40:]]
+                raise AssertionError(
+                    f"waited {timeout_s} s for {what}; seen:\n" + "\n".join(told)
+                ) from None
+
     @property
     def position(self) -> int:
         return self.events[-1].seq if self.events else 0
 
     async def ctl(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
         """Runs yardctl as a person would; returns what it printed on stdout."""
+        out, _ = await self.told(*arguments, expect=expect, stdin=stdin)
+        return out
+
+    async def told(
+        self, *arguments: str, expect: int = 0, stdin: str | None = None
+    ) -> tuple[str, str]:
+        """As `ctl`, with what it printed on stderr besides."""
         process = await asyncio.create_subprocess_exec(
             *python_argv("controlplane.ctl", *arguments),
             env={**os.environ, "YARD_DATA": str(self.data)},
@@ -123,7 +157,7 @@ class SystemYard:
         assert process.returncode == expect, (
             f"yardctl {arguments}: {process.returncode}\n{out.decode()}\n{err.decode()}"
         )
-        return out.decode()
+        return out.decode(), err.decode()
 
     async def add(self, *entries: dict[str, Any]) -> None:
         """Applies these catalog entries."""

@@ -1,0 +1,131 @@
+"""A serve job under kill -9 at ten byte marks and four step events: it completes, and little is fetched twice."""
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from controlplane.ctl import supervisor
+from tests.hub.server import Hub
+from tests.support.aio import run
+from tests.system.hubs import (
+    FILE,
+    MIB,
+    REPO,
+    SMALL,
+    Toll,
+    begin,
+    hub_of,
+    key_of,
+    kill,
+    model_of,
+    over,
+    seed,
+    sent,
+    sha256_of,
+    step_of,
+    tell,
+    toll,
+)
+from tests.system.yard import SystemYard, system_yard
+
+SIZE = int(os.environ.get("YARD_SERVE_MIB", "1024")) * MIB
+PER_KILL = 8 * MIB
+PARTS = ("controlplane", "nodeagent", "nats")
+# Of the file: where a kill happens on its way from the registry to the mirror, and from there to the node.
+TO_MIRROR = (0.0, 0.02, 0.25, 0.5, 0.75, 0.98)
+TO_NODE = (0.02, 0.4, 0.75, 0.98)
+# Of the job: step and state, in order, with the place among the steps.
+AT_STEPS = (
+    ("registry", "running", 0),
+    ("catalog", "done", 4),
+    ("placement", "running", 5),
+    ("smoke test", "running", 6),
+)
+POINTS = len(TO_MIRROR) + len(TO_NODE) + len(AT_STEPS)
+
+
+class Kills:
+    """Which part dies at which point: over three rounds each part at each point, in an order that the seed gives."""
+
+    def __init__(self, yard: SystemYard, chance: random.Random, round_: int) -> None:
+        order = list(PARTS)
+        chance.shuffle(order)
+        shifts = [chance.randrange(3) for _ in range(POINTS)]
+        self._parts = [order[(shift + round_) % 3] for shift in shifts]
+        self._yard = yard
+        self._began = time.monotonic()
+        self.count = 0
+        self.of: dict[str, int] = dict.fromkeys(PARTS, 0)
+
+    async def next(self, where: str) -> None:
+        part = self._parts[self.count]
+        tell(f"{time.monotonic() - self._began:6.1f} s  kill -9 {part} at {where}")
+        self.count += 1
+        self.of[part] += 1
+        await kill(self._yard, part)
+
+
+async def through_the_kills(yard: SystemYard, hub: Hub, way: Toll, kills: Kills) -> str:
+    """Starts the job and kills at every point, in the order in which a job comes by them."""
+    job = await begin(yard, REPO, "--file", FILE, "--name", "big", *SMALL)
+    await step_of(yard, job, "registry", "running", index=0)
+    await kills.next("registry running")
+    await step_of(yard, job, "mirror", "running", index=2, timeout_s=60)
+    path = f"{REPO}/{FILE}"
+    before = hub.counters.bytes_of(path)
+    for mark in TO_MIRROR:
+        await sent(hub, path, before + int(mark * SIZE), 120)
+        await kills.next(f"{mark:.0%} to the mirror")
+    await step_of(yard, job, "catalog", "done", index=4, timeout_s=120)
+    await kills.next("catalog done")
+    await step_of(yard, job, "placement", "running", index=5)
+    await kills.next("placement running")
+    for mark in TO_NODE:
+        await way.counted(int(mark * SIZE), 120)
+        await kills.next(f"{mark:.0%} to the node")
+    await step_of(yard, job, "smoke test", "running", index=6, timeout_s=120)
+    await kills.next("smoke test running")
+    assert kills.count == POINTS
+    return job
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("round_", range(3))
+def test_req_c3_a_job_completes_whatever_is_killed_wherever_it_stands(
+    round_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the three rounds each of the three parts dies at each of the fourteen points."""
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS_S", (0.2,))
+    chance = random.Random(seed())
+
+    async def story(hub: Hub) -> None:
+        content = model_of(SIZE, seed=5)
+        commit = hub.repo(REPO).commit({FILE: content})
+        published = await asyncio.to_thread(lambda: content.sha256)
+        async with toll(bytes_per_s=200 * MIB) as way:
+            settings = {"controlplane": {"mirror_url": way.url}, "nodeagent": {"mirror_folder": ""}}
+            async with system_yard(tmp_path, settings=settings) as yard:
+                way.lead_to(yard.running.yard.api_port)
+                kills = Kills(yard, chance, round_)
+                job = await through_the_kills(yard, hub, way, kills)
+                done = await over(yard, job, timeout_s=120)
+                assert (done.state, done.attempt) == ("done", 1), done
+                assert done.reply
+                asked = hub.counters.bytes_of(f"{REPO}/{FILE}")
+                tell(
+                    f"from the registry {asked / MIB:.1f} MiB, to the node {way.passed / MIB:.1f} MiB"
+                )
+                assert asked <= SIZE + PER_KILL * (kills.of["controlplane"] + kills.of["nats"])
+                assert way.passed <= SIZE + PER_KILL * kills.count
+                mirrored = tmp_path / "mirror" / "blobs" / published
+                assert await asyncio.to_thread(sha256_of, mirrored) == published
+                (fetched,) = (tmp_path / "files" / "blobs").iterdir()
+                assert await asyncio.to_thread(sha256_of, fetched) == published
+                assert key_of(commit) in await yard.ctl("mirror", "list", "-o", "json")
+
+    with hub_of(monkeypatch, bytes_per_s=150 * MIB) as hub:
+        run(story(hub), 390)
