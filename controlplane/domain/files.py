@@ -20,6 +20,7 @@ from controlplane.domain.scene import Scene
 from schemas import codes
 from schemas.file import (
     Copy,
+    CopyPhase,
     File,
     FileAbsent,
     FileDeleted,
@@ -35,6 +36,33 @@ RETRY_MOST_S: Final = 3600.0
 
 HEX_SHOWN: Final = 12
 """Digits of a checksum a sentence shows."""
+
+
+TRANSITIONS: Final[dict[tuple[CopyPhase | None, str], CopyPhase | None]] = {
+    (None, "file.absent"): None,
+    (None, "file.fetching"): "fetching",
+    # A copy that was finished when nobody needed it any more, or that another part told of late.
+    (None, "file.present"): "present",
+    (None, "file.failed"): "failed",
+    ("fetching", "file.present"): "present",
+    ("fetching", "file.failed"): "failed",
+    ("fetching", "file.absent"): None,
+    ("fetching", "file.removing"): "removing",
+    ("failed", "file.fetching"): "fetching",
+    ("failed", "file.present"): "present",
+    ("failed", "file.removing"): "removing",
+    ("present", "file.present"): "present",
+    ("present", "file.failed"): "failed",
+    ("present", "file.verifying"): "verifying",
+    ("present", "file.removing"): "removing",
+    ("present", "file.absent"): None,
+    ("verifying", "file.present"): "present",
+    ("verifying", "file.failed"): "failed",
+    ("verifying", "file.removing"): "removing",
+    ("verifying", "file.absent"): None,
+    ("removing", "file.absent"): None,
+}
+"""(phase of one mirror's copy before, event) -> phase after; None is no copy."""
 
 
 def copy_on(file: File, mirror: str) -> Copy | None:

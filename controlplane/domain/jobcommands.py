@@ -219,7 +219,8 @@ def _retry(scene: Scene, actor: str, body: JobRetry) -> Accepted | Rejected:
         return Rejected(code=codes.CONFLICT, sentence=sentence)
     index, notes = _first_not_done(scene, job)
     if index > REGISTRY:
-        taken = jobentry.taken(scene.world, job.id, jobentry.wanted_of(scene.world, job))
+        wanted = jobentry.wanted_of(scene.world, job)
+        taken = jobentry.taken(scene.world, job.id, wanted, job.incarnation)
         if taken:
             return Rejected(code=codes.EXISTS, sentence=taken)
     changes: list[Change] = []

@@ -145,10 +145,11 @@ def _argument(args: tuple[str, ...], flag: str) -> str | None:
     return None
 
 
-def taken(world: World, job: str, wanted: Wanted) -> str:
+def taken(world: World, job: str, wanted: Wanted, incarnation: str = "") -> str:
     """Why the job may not have its name and aliases, empty when it may.
 
-    1. A model of that name that differs. The very same entry is no hindrance: it is this one.
+    1. A model of that name that differs. The very same entry is no hindrance: it is this one. Nor is the
+       one the job added itself (`incarnation`), whatever somebody changed in it since.
     2. An alias of another model, or a model that has one of the aliases as its name.
     3. A running job that is about to add such an entry.
     """
@@ -157,6 +158,8 @@ def taken(world: World, job: str, wanted: Wanted) -> str:
         option = "--name" if name == wanted.model else "--alias"
         model = world.models.get(name)
         if model is not None and name == wanted.model:
+            if model.incarnation == incarnation:
+                continue
             differs = differences(model, wanted)
             if "source" in differs:  # 1
                 return f"{name!r} is another model already; give this one another name with --name"

@@ -159,6 +159,8 @@ def _progress(scene: Scene, job: Job, model: Model, known: Record | None) -> tup
     held = record.hold_back(known, scene.now)
     if held is not None:
         return failed or held.reason, ""
+    if model.scaling.min == 0 and not scene.activations_of(model.name):
+        return "its entry keeps none running by now (min 0): it loads when asked for", ""
     demand = reconcile.demand_of(scene, model.name)
     if demand is None:
         return _not_placed(failed), ""

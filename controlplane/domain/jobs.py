@@ -174,7 +174,7 @@ def _catalog(scene: Scene, job: Job) -> Decision:
     """The entry is added with the step, or is there already, this very one; then it gets its scaling back."""
     assert job.estimate is not None
     wanted = jobentry.wanted_of(scene.world, job)
-    taken = jobentry.taken(scene.world, job.id, wanted)
+    taken = jobentry.taken(scene.world, job.id, wanted, job.incarnation)
     if taken:
         return writes.failed(scene, job, codes.EXISTS, taken)
     known = scene.world.models.get(job.model)

@@ -22,6 +22,7 @@ from schemas.job import (
     JobEvent,
     JobFailed,
     JobJoined,
+    JobState,
     JobStep,
     JobStepped,
     StepState,
@@ -36,6 +37,20 @@ CATALOG: Final = 4
 PLACEMENT: Final = 5
 SMOKE: Final = 6
 """Places in Job.steps and STEPS."""
+
+
+TRANSITIONS: Final[dict[tuple[JobState | None, str], JobState]] = {
+    (None, "job.started"): "running",
+    ("running", "job.step"): "running",
+    ("running", "job.done"): "done",
+    ("running", "job.joined"): "joined",
+    ("running", "job.failed"): "failed",
+    ("running", "job.cancelled"): "cancelled",
+    # A retry goes on from the first step that is not done.
+    ("failed", "job.started"): "running",
+    ("cancelled", "job.started"): "running",
+}
+"""(state before, event) -> state after. What is not here cannot happen; a tombstone ends a job that is over."""
 
 
 def place_of(job: Job) -> int:

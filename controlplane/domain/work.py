@@ -75,17 +75,18 @@ Task = ReadRepo | ReadHeader | Smoke | Fetch | Verify | Remove
 def due(world: World, mirror: str) -> tuple[Task, ...]:
     """Every task of the instance `mirror` while it leads: jobs in order of id, then files in order of key.
 
-    Only what is running or busy is looked at, so that asking often costs nothing.
+    Only what is running or busy is looked at, so that asking often costs nothing. Nothing is due for what no
+    decision could be written of: its reports would be made again and again.
     """
     found: list[Task] = []
     for id_ in sorted(world.running_jobs):
         task = _of_job(world, mirror, world.jobs[id_])
-        if task is not None:
+        if task is not None and world.head("job", id_).writable:
             found.append(task)
     if mirror:
         for key in sorted(world.busy_files):
             task = _of_file(world.files[key], mirror)
-            if task is not None:
+            if task is not None and world.head("file", key).writable:
                 found.append(task)
     return tuple(found)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from controlplane.domain import step, work
+from controlplane.domain import jobwrites, step, work
 from controlplane.domain.decision import Change, Decision, Live, Step
-from controlplane.domain.files import copy_on
+from controlplane.domain.files import TRANSITIONS, copy_on
 from controlplane.domain.index import StepIndex
 from controlplane.domain.repo import Repo, RepoFile
 from controlplane.domain.reports import (
@@ -27,7 +27,9 @@ from controlplane.domain.reports import (
 from controlplane.domain.shape import ModelShape
 from schemas import codes
 from schemas.commands import JobServe, Outcome
+from schemas.file import File
 from schemas.job import STEPS, Job
+from schemas.messages import tag_of
 from schemas.node import CardInfo, EngineInfo, Node, NodeStarted
 from tests.support.worlds import GIB, Yard, counting_ids
 
@@ -100,7 +102,27 @@ class ServeYard(Yard):
         super().check(decision)
         for change in decision.changes:
             if isinstance(change.state, Job):
+                known = self.world.jobs.get(change.state.id)
+                before = known.state if known is not None else None
+                after = jobwrites.TRANSITIONS[(before, tag_of(change.event))]
+                assert after == change.state.state
                 self.check_job(change.state)
+            elif isinstance(change.state, File):
+                self.check_file(change)
+
+    def check_file(self, change: Change) -> None:
+        """The event's own mirror moved along the table."""
+        assert isinstance(change.state, File)
+        mirrors: str = getattr(change.event, "mirror", "")
+        known = self.world.files.get(change.state.key)
+        for mirror in mirrors.split(", ") if mirrors else ():
+            old = copy_on(known, mirror) if known is not None else None
+            new = copy_on(change.state, mirror)
+            phase = new.phase if new is not None else None
+            if old is not None and old.phase == phase == "removing":
+                continue
+            before = old.phase if old is not None else None
+            assert TRANSITIONS[(before, tag_of(change.event))] == phase
 
     def check_job(self, job: Job) -> None:
         """Steps are in order, the last alone is not done, and a job that is over has nothing under way."""

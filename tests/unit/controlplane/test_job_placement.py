@@ -419,3 +419,46 @@ def test_scn_c11_measured_memory_replaces_the_estimate_for_later_placements() ->
     y.advance(10)
     [(_, item)] = y.items("model")
     assert item.memory_bytes == GIB * 110 // 100
+
+
+def test_an_entry_somebody_changed_is_still_the_jobs_own_at_a_retry() -> None:
+    y = serve_yard()
+    y.fails["Smoke"] = (codes.SMOKE_FAILED, "no")
+    y.serve()
+    y.advance(20)
+    entry = off(y)
+    raw = {
+        "name": "model",
+        "source": entry.source,
+        "scaling": {"min": 0, "max": 0},
+        "profiles": [
+            {"name": "cpu", "engine": "llamacpp", "memory": "1GiB", "args": ["--ctx-size", "512"]}
+        ],
+    }
+    assert y.do(CatalogApply(entries=[raw])).status == "accepted"
+    y.fails.clear()
+    assert y.do(JobRetry(job="j-0001")).sentence == "job j-0001 goes on at placement"
+    y.advance(20)
+    assert y.job().state == "done"
+    assert y.world.models["model"].profiles[0].args == ("--ctx-size", "512")
+
+
+def test_an_entry_scaled_to_nothing_kept_is_told() -> None:
+    y = placing()
+    y.do(ModelScale(model="model", min=0, max=1))
+    for _, item in y.items("model"):
+        assert item.replica == "r-0001"
+    y.advance(5)
+    y.fail("r-0001")
+    y.advance(60)
+    assert y.job().steps[5].detail.startswith(("its entry keeps none", "1 start failed"))
+
+
+def test_nothing_is_due_for_a_job_that_cannot_be_written() -> None:
+    y = serve_yard()
+    y.serve()
+    subject = y.world.subject("job", "j-0001")
+    assert len(y.tasks()) == 1
+    y.world.heads[subject] = replace(y.world.heads[subject], writable=False, problem="newer")
+    assert y.tasks() == ()
+    assert y.do(JobCancel(job="j-0001")).code == codes.UPGRADE_REQUIRED
