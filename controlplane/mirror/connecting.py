@@ -97,22 +97,27 @@ class Answer:
     # -- what the parser calls ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self.headers = {}
+        if not self._head_done:  # an interim answer's headers are not those of the real one
+            self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            return  # trailers, or whatever a server sends behind its answer
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        self._head_done = self.status >= 200  # an interim answer is followed by the real one
+        if not self._head_done:
+            self.status = self._parser.get_status_code()
+            self._head_done = self.status >= 200
 
     def on_body(self, body: bytes) -> None:
-        self._body += body
+        if not self._complete:
+            self._body += body
 
     def on_message_complete(self) -> None:
-        self._complete = self._head_done
+        self._complete = self._complete or self._head_done
 
     # -- reading ------------------------------------------------------------------------------------
 

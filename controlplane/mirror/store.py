@@ -63,14 +63,15 @@ class Reading:
         self.close()
 
 
-def write_whole(path: Path, text: bytes) -> None:
-    """Writes by rename, so that a reader sees the old or the new, and through to the disk before that."""
+def write_whole(path: Path, text: bytes, *, through: bool) -> None:
+    """Writes by rename, so that a reader sees the old or the new; `through` to the disk before that."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(text)
-        file.flush()
-        os.fsync(handle)
+        if through:
+            file.flush()
+            os.fsync(handle)
     draft.replace(path)
 
 
@@ -102,7 +103,8 @@ class Store:
 
         1 half-written notes are removed   2 an entry that cannot be read, or whose blob is gone or of another
         size, is dropped   3 what never settled becomes a partial again   4 a blob nobody names is removed,
-        unless 2 dropped an unreadable entry that may have named it   5 partials give back reserved space
+        unless 2 dropped an unreadable entry that may have named it: then `reclaim` may still find it, until
+        the next opening   5 partials give back reserved space
         Raises StoreError.
         """
         lost: list[str] = []
@@ -134,7 +136,7 @@ class Store:
             entry = self._decode(path)
             if entry is None:
                 unreadable = True
-                lost.append(f"{path.name} could not be read and was dropped; its file is not lost")
+                lost.append(f"the entry {path.name} could not be read and was dropped")
             elif (size := self._blob_size(entry.sha256)) == entry.bytes:
                 continue
             elif size is None and not entry.settled:
@@ -249,6 +251,20 @@ class Store:
             self._write_entry(entry)
         return entry
 
+    def reclaim(self, wanted: Entry) -> bool:
+        """Makes a blob that no entry names the partial of `wanted`, to be hashed instead of fetched.
+
+        There is one when an entry could not be read, or while a removal waits for readers.
+        """
+        blob, partial = self._blobs / wanted.sha256, self._partials / wanted.key
+        with self._locked():
+            named = any(entry.sha256 == wanted.sha256 for entry in self.entries())
+            if named or self._blob_size(wanted.sha256) != wanted.bytes or partial.exists():
+                return False
+            blob.chmod(0o600)
+            blob.replace(partial)
+        return True
+
     def partial(self, key: str) -> Partial:
         """The beginning of a file on its way, made when there is none. Raises PartialBusy, OSError."""
         return open_partial(self._partials / key)
@@ -331,7 +347,8 @@ class Store:
         return self._files / f"{key}.json"
 
     def _write_entry(self, entry: Entry) -> None:
-        write_whole(self._entry_path(entry.key), msgspec.json.encode(entry))
+        # One that is not settled would not be believed after a power cut anyway.
+        write_whole(self._entry_path(entry.key), msgspec.json.encode(entry), through=entry.settled)
 
     def _decode(self, path: Path) -> Entry | None:
         try:

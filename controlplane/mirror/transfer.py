@@ -125,7 +125,8 @@ class Transfer:
     # -- around the bytes ---------------------------------------------------------------------------
 
     def _here_already(self) -> FileStored | None:
-        """1 this key is here   2 its published content is here under another key   3 neither"""
+        """1 this key is here   2 its published content is here under another key   3 or under none: then only
+        hashing is left to do   4 nothing is here"""
         task, published = self.task, self._published
         if published is not None and not contents.is_sha256(published):
             raise _Fault(codes.CHECKSUM_MISMATCH, contents.malformed(task.path, published))
@@ -135,6 +136,8 @@ class Transfer:
             entry = None
         if entry is None and published is not None:
             entry = self._store.adopt(self._entry(published))
+            if entry is None:
+                self._store.reclaim(self._entry(published))
         return None if entry is None else self._stored(entry.sha256, "store")
 
     def _bring(self) -> FileStored:

@@ -12,6 +12,7 @@ import pytest
 
 from controlplane.domain.reports import FileFault, FileStored
 from controlplane.mirror import partials
+from controlplane.mirror.domain import retries
 from controlplane.mirror.domain.sources import sources_of
 from controlplane.mirror.fetching import Fetcher
 from controlplane.mirror.store import Store
@@ -95,6 +96,18 @@ def test_req_c30_what_is_here_is_no_failure_and_no_download(tmp_path: Path) -> N
         assert len(server.requests) == 1
     assert again.origin == twin.origin == "store"
     assert content_of(store, other.key) == CONTENT
+
+
+def test_what_lost_its_entry_is_only_hashed(tmp_path: Path) -> None:
+    store, task = open_store(tmp_path), task_for(CONTENT)
+    with file_server(whole_or_rest(CONTENT)) as server:
+        fetched(store, task, registry_sources(task, server))
+        (store.folder / "files" / f"{task.key}.json").write_bytes(b"")
+        store.open()
+        assert not store.has(task.key)
+        stored(fetched(store, task, registry_sources(task, server)))
+        assert len(server.requests) == 1
+    assert content_of(store, task.key) == CONTENT
 
 
 def test_req_c34_files_of_equal_name_in_two_folders_are_two_files(tmp_path: Path) -> None:
@@ -486,7 +499,11 @@ def test_a_stalled_connection_is_left_for_another_before_the_bound(tmp_path: Pat
         assert server.sent == len(CONTENT)
 
 
-def test_a_server_without_ranges_that_always_breaks_is_given_up(tmp_path: Path) -> None:
+def test_a_server_without_ranges_that_always_breaks_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_DELAY_S", 0.01)
+
     def script(asked: Asked) -> None:
         asked.head(200, content_length=len(CONTENT))
         asked.body(CONTENT[:1000])

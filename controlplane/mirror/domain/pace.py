@@ -60,9 +60,8 @@ def rate_bytes_s(meter: Meter) -> float:
     return (last - first) / (ended - began) if ended > began else 0.0
 
 
-def time_left_s(meter: Meter, missing: int) -> float | None:
-    """Seconds until `missing` more bytes are there at the rate of late; None while nothing moves."""
-    rate = rate_bytes_s(meter)
+def time_left_s(rate: float, missing: int) -> float | None:
+    """Seconds until `missing` more bytes are there at `rate` bytes/s; None while nothing moves."""
     if missing <= 0:
         return 0.0
     return missing / rate if rate > 0 else None

@@ -232,6 +232,19 @@ def test_an_unreadable_entry_is_dropped_but_its_blob_kept(tmp_path: Path, text: 
     assert store.path_of(entry).exists()
 
 
+def test_a_blob_that_lost_its_entry_is_hashed_again_not_fetched(tmp_path: Path) -> None:
+    entry = put(open_store(tmp_path), ONE)
+    (tmp_path / "mirror" / "files" / f"{entry.key}.json").write_bytes(b"{")
+    store = Store(tmp_path / "mirror", keep_free_bytes=0)
+    store.open()
+    assert not store.reclaim(msgspec.structs.replace(entry, bytes=1))
+    assert store.reclaim(entry)
+    assert store.partials() == {entry.key: len(ONE)}
+    assert not store.reclaim(entry)
+    put(store, TWO, "c.gguf")
+    assert not store.reclaim(entry_of(TWO, "d.gguf"))  # it has a name
+
+
 def test_an_entry_under_a_wrong_name_is_none(tmp_path: Path) -> None:
     entry = put(open_store(tmp_path), ONE)
     path = tmp_path / "mirror" / "files" / f"{entry.key}.json"
