@@ -205,6 +205,8 @@ class Agent:
         )
         self._pulse.beat_now()
         self._a.fleet.act()
+        # Only now is it known what the replicas here need.
+        self._a.fleet.also(self._a.tools.files.keep_within())
 
     async def _append_started(self, own: OwnSubjects) -> int:
         """Stores `node.started`; its sequence is the epoch. A conflict only means: read again, because

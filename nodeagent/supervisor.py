@@ -106,6 +106,7 @@ class Supervisor:
             await self._follow()
         if held is not None and held.launch is not None:
             self._t.files.used(held.launch.source)
+            await self._t.files.keep_within()
 
     async def counters(self) -> EngineCounters:
         """What the engine says of its own work; nothing where it does not tell."""

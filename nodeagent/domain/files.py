@@ -106,9 +106,7 @@ def make_room(
 ) -> Room | NoRoom:
     """What to evict so that the `wanted_bytes` (whole sizes by content) fit, or why they cannot.
 
-    1. nothing is to be written: nothing goes. 2. contents of no set go first, by name. 3. then sets no
-    replica needs, least recently used first, ties by key; a content goes with its last set. 4. when all
-    of that would not be enough nothing goes at all. 5. a set whose going turned out to give nothing stays.
+    1. nothing is to be written: nothing goes. 2. when all that may go would not be enough nothing goes.
     """
     new_bytes = sum(
         max(size - disk.held_bytes.get(content, 0), 0)
@@ -122,29 +120,50 @@ def make_room(
     over_budget = taken + new_bytes - limits.budget_bytes if limits.budget_bytes else 0
     short = limits.keep_free_bytes - (disk.free_bytes - promised - new_bytes)
     goal = max(over_budget, short, 0)
-    staying = {*wanted_bytes, *disk.promised_bytes}
+    room, freed = _evict(goal, disk, needed, {*wanted_bytes, *disk.promised_bytes})
+    if freed < goal:  # 2
+        return NoRoom(sentence=_no_room(new_bytes, freed, taken, promised, disk, limits))
+    return room
+
+
+def excess(disk: Disk, needed: AbstractSet[str], limits: Limits) -> Room:
+    """What to evict because more is held than the budget allows: it was made smaller, or a mirror removed
+    what was only linked here. As far as that goes: what replicas need stays in any case.
+    """
+    taken = sum(disk.held_bytes.values()) + sum(disk.promised_bytes.values())
+    goal = max(taken - limits.budget_bytes, 0) if limits.budget_bytes else 0
+    return _evict(goal, disk, needed, frozenset(disk.promised_bytes))[0]
+
+
+def _evict(
+    goal: int, disk: Disk, needed: AbstractSet[str], staying: AbstractSet[str]
+) -> tuple[Room, int]:
+    """What goes until `goal` bytes came back, and how many do; all that may go when they never do.
+
+    1. contents of no set go first, by name. 2. then sets no replica needs, least recently used first, ties
+    by key; a content goes with its last set, unless it is among those `staying`. 3. a set whose going
+    turned out to give nothing stays.
+    """
     named = {content for stored in disk.sets for content in stored.contents}
     strays: list[str] = []
-    freed = 0
-    for content in sorted(disk.held_bytes.keys() - named - staying):  # 2
-        if freed < goal:
+    stray_bytes = 0
+    for content in sorted(disk.held_bytes.keys() - named - staying):  # 1
+        if stray_bytes < goal:
             strays.append(content)
-            freed += disk.held_bytes[content]
-    order = sorted(disk.sets, key=lambda stored: (stored.used_at, stored.key))
+            stray_bytes += disk.held_bytes[content]
     leaving: list[str] = []
-    for stored in order:  # 3
-        if freed + _freed(disk, leaving, staying) >= goal:
+    for stored in sorted(disk.sets, key=lambda stored: (stored.used_at, stored.key)):  # 2
+        if stray_bytes + _freed(disk, leaving, staying) >= goal:
             break
         if stored.key not in needed:
             leaving.append(stored.key)
-    freeable = freed + _freed(disk, leaving, staying)
-    if freeable < goal:  # 4
-        return NoRoom(sentence=_no_room(new_bytes, freeable, taken, promised, disk, limits))
-    for key in reversed(tuple(leaving)):  # 5
+    freed = _freed(disk, leaving, staying)
+    for key in reversed(tuple(leaving)):  # 3
         rest = [other for other in leaving if other != key]
-        if freed + _freed(disk, rest, staying) >= goal:
+        if stray_bytes + _freed(disk, rest, staying) >= min(goal, stray_bytes + freed):
             leaving = rest
-    return Room(sets=tuple(leaving), contents=tuple(strays))
+    room = Room(sets=tuple(leaving), contents=tuple(strays))
+    return room, stray_bytes + _freed(disk, leaving, staying)
 
 
 def _freed(disk: Disk, leaving: Sequence[str], staying: AbstractSet[str]) -> int:

@@ -132,6 +132,28 @@ class Files:
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
 
+    async def keep_within(self) -> None:
+        """Evicts what is held beyond the budget, as far as nothing here needs it. Never fails."""
+        if not self._limits.budget_bytes:
+            return
+        async with self._deciding:
+            needed, promised = self._needed() | self._sets.names(), self._all_promised()
+            try:
+                await _to_the_end(partial(self._trim, needed, promised))
+            except OSError as error:
+                log.warning("files not looked through", extra={"problem": str(error)})
+
+    def _trim(self, needed: frozenset[str], promised: dict[str, int]) -> None:
+        self._evict(files.excess(self._store.look(promised), needed, self._limits))
+
+    def _evict(self, room: files.Room) -> None:
+        if room.sets or room.contents:
+            log.info("files evicted", extra={"sets": room.sets, "contents": room.contents})
+            self._store.evict(room.sets, room.contents)
+
+    def _all_promised(self) -> dict[str, int]:
+        return {name: size for one in self._promised.values() for name, size in one.items()}
+
     # One set.
 
     async def _bring(self, key: str) -> Path:
@@ -152,8 +174,7 @@ class Files:
                         )
             async with self._deciding:
                 needed = self._needed() | self._sets.names()
-                promised = {k: v for others in self._promised.values() for k, v in others.items()}
-                reserve = partial(self._reserve, manifest, needed, promised)
+                reserve = partial(self._reserve, manifest, needed, self._all_promised())
                 self._promised[key] = await _to_the_end(reserve)  # 3, 4
             await self._fetch_all(manifest)  # 5
             async with self._deciding:
@@ -185,9 +206,7 @@ class Files:
         )
         if isinstance(room, files.NoRoom):
             raise FetchFailed(codes.DISK_FULL, room.sentence)
-        if room.sets or room.contents:
-            log.info("files evicted", extra={"sets": room.sets, "contents": room.contents})
-            self._store.evict(room.sets, room.contents)
+        self._evict(room)
         self._store.remember(manifest)
         return wanted
 

@@ -265,7 +265,7 @@ def test_a_source_that_names_no_content_is_refused(tmp_path, key):
     assert node.files.local("/models/x.gguf") == "/models/x.gguf"
 
 
-def test_inv_4_one_fetch_per_file_however_many_replicas_want_it(tmp_path):
+def test_scn_c9_a_file_wanted_by_ten_is_fetched_once_and_all_go_on(tmp_path):
     other = a_manifest("other", BODY)  # another repository, the same bytes
     with serving_mirror(pause_s=0.01) as mirror:
         mirror.add(ONE, BODY)
@@ -458,6 +458,27 @@ def test_what_nothing_needs_goes_when_a_budget_is_full_least_recently_used_first
         run(node.obtain(sets[3]))
         assert set(node.contents()) == {a_sha256(bodies[2]), a_sha256(bodies[3])}
         assert sum(map(len, node.contents().values())) <= 1_000_000
+
+
+def test_a_budget_made_smaller_takes_what_nothing_needs(tmp_path):
+    bodies = [some_bytes(400_000, n) for n in range(3)]
+    sets = [a_manifest(f"m{n}", body) for n, body in enumerate(bodies)]
+    with serving_mirror() as mirror:
+        node = node_files(tmp_path, mirror)
+        for manifest, body in zip(sets, bodies, strict=True):
+            mirror.add(manifest, body)
+            run(node.obtain(manifest))
+    run(node.files.keep_within())
+    assert len(node.contents()) == 3
+    smaller = node_files(tmp_path, files_budget_bytes=500_000)
+    smaller.needed.add(sets[0].key)
+    run(smaller.files.keep_within())
+    assert set(node.contents()) == {a_sha256(bodies[0])}
+    # What is needed stays, however small the budget.
+    tiny = node_files(tmp_path, files_budget_bytes=1)
+    tiny.needed.add(sets[0].key)
+    run(tiny.files.keep_within())
+    assert set(node.contents()) == {a_sha256(bodies[0])}
 
 
 def test_scn_c7_a_disk_smaller_than_the_files_is_said_before_the_first_byte(tmp_path):

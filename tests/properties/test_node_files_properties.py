@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.domain.files import Disk, Limits, NoRoom, Room, StoredSet, make_room
+from nodeagent.domain.files import Disk, Limits, NoRoom, Room, StoredSet, excess, make_room
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 CONTENTS = [f"c{i}" for i in range(8)]
@@ -128,3 +128,18 @@ def test_no_set_goes_whose_going_gives_nothing_and_the_order_of_sets_does_not_ma
         for key in room.sets:
             fewer = Room(sets=tuple(k for k in room.sets if k != key), contents=room.contents)
             assert sum(remaining(disk, fewer, wanted).values()) > all_gone
+
+
+@given(disks())
+def test_what_is_held_beyond_the_budget_goes_as_far_as_nothing_needs_it(case):
+    _, disk, needed, limits = case
+    room = excess(disk, needed, limits)
+    assert not needed & set(room.sets)
+    left = remaining(disk, room, {})
+    promised = sum(disk.promised_bytes.values())
+    if not limits.budget_bytes or sum(disk.held_bytes.values()) + promised <= limits.budget_bytes:
+        assert room == Room()
+    elif sum(left.values()) + promised > limits.budget_bytes:
+        # Then nothing is left that could go and would give anything.
+        named = {c for s in disk.sets if s.key in needed for c in s.contents}
+        assert all(c in named or c in disk.promised_bytes for c, size in left.items() if size)
