@@ -165,8 +165,10 @@ def suggest_name(repo_id: str) -> str:
 def _models(repo: Repo) -> list[RepoFile]:
     """The GGUF files that are models themselves, each path once.
 
-    In a repository that is itself named after speculative decoding and has nothing else, these files are
-    what a person who names it wants; saying that it has no GGUF files would be false.
+    A model whose own name has such a word (`Some-7B-MTP`, its heads built in) is no side file of itself, so
+    the repository's name is not looked at where a path repeats it. In a repository so named that has
+    nothing else, those files are what a person who names it wants; saying that it has no GGUF files would
+    be false.
     """
     by_path = {file.path: file for file in sorted(repo.files, key=_file_order, reverse=True)}
     weights = [
@@ -174,10 +176,13 @@ def _models(repo: Repo) -> list[RepoFile]:
         for path, file in sorted(by_path.items())
         if path.lower().endswith(".gguf") and not any(part in path.lower() for part in _SIDE_PARTS)
     ]
-    main = [file for file in weights if not _SIDE_WORDS & _words(file.path)]
-    if not main and _SIDE_WORDS & _words(repo.id.rpartition("/")[2]):
-        return weights
-    return main
+    own = suggest_name(repo.id)
+    main = [file for file in weights if not _SIDE_WORDS & _words(_without(own, file.path))]
+    return main or (weights if _SIDE_WORDS & _words(own) else main)
+
+
+def _without(own: str, path: str) -> str:
+    return path.lower().replace(own, " ") if _SIDE_WORDS & _words(own) else path
 
 
 def _file_order(file: RepoFile) -> tuple[str, int, str]:

@@ -85,6 +85,11 @@ def test_scn_c1_side_files_never_count_as_the_model(side: str) -> None:
 def test_a_repository_of_draft_models_alone_has_what_its_name_says() -> None:
     repo = repo_of("Model-DRAFT-0.6B-Q4_K_M.gguf", repo_id="owner/Model-DRAFT-0.6B-GGUF")
     assert picked(repo).name == "Model-DRAFT-0.6B-Q4_K_M"
+    built_in = repo_of(
+        *("X-7B-MTP-Q4_K_M.gguf", "mtp-X-7B-MTP-Q4_K_M.gguf", "X-7B-Q4_K_M.gguf"),
+        repo_id="owner/X-7B-MTP-GGUF",
+    )
+    assert names(built_in) == ["X-7B-MTP-Q4_K_M", "X-7B-Q4_K_M"]
     both = repo_of("mtp-x-Q4_K_M.gguf", "x-Q4_K_M.gguf", repo_id="owner/x-MTP-GGUF")
     assert names(both) == ["x-Q4_K_M"]
 
@@ -219,6 +224,7 @@ def test_req_c25_a_file_is_named_by_its_set_or_by_any_path_of_it() -> None:
         ("Q5_K_S/m.gguf", "Q5_K_S"),
         ("m-instruct.gguf", "Instruct"),
         ("m-UD-IQ2_M-heretic.gguf", "heretic"),
+        ("m-I-Compact.gguf", "I-COMPACT"),
     ],
 )
 def test_req_c26_a_quant_is_matched_as_a_whole_word_in_any_case(path: str, quant: str) -> None:
@@ -268,6 +274,12 @@ def test_req_c27_two_models_of_one_quant_are_no_copies_of_each_other() -> None:
         'owner/Model-GGUF has several files matching "Q4_K_M": m-1.5B-Q4_K_M, m-7B-Q4_K_M; '
         "name one of them with --file"
     )
+
+
+def test_a_word_that_several_names_have_is_not_guessed_at() -> None:
+    repo = repo_of("m-Compact.gguf", "m-I-Compact.gguf")
+    assert refused(repo, quant="Compact").code == "ambiguous"
+    assert picked(repo, quant="I-Compact").name == "m-I-Compact"
 
 
 def test_req_c28_no_match_names_what_there_is() -> None:
