@@ -117,7 +117,9 @@ def estimate_for_args(
 def options(args: tuple[str, ...]) -> EngineOptions:
     """What these llama-server arguments say; an argument that is wrong counts as absent."""
     found = {setting.path: setting.value for setting in llamacpp_flags.read(args)[0]}
-    types = {number: name for name, number in llamacpp_flags.CACHE_TYPES.items()}
+    types: dict[object, CacheType] = {
+        number: name for name, number in llamacpp_flags.CACHE_TYPES.items()
+    }
     attention: dict[object, FlashAttention] = {-1: "auto", 0: "off", 1: "on"}
 
     def count(path: str, default: int) -> int:
@@ -129,8 +131,8 @@ def options(args: tuple[str, ...]) -> EngineOptions:
         slots=count("n_parallel", SLOTS),
         batch=count("n_batch", BATCH),
         ubatch=count("n_ubatch", UBATCH),
-        cache_type_k=types.get(count("cache_type_k", -1), "f16"),
-        cache_type_v=types.get(count("cache_type_v", -1), "f16"),
+        cache_type_k=types.get(found.get("cache_type_k"), "f16"),
+        cache_type_v=types.get(found.get("cache_type_v"), "f16"),
         flash_attention=attention.get(found.get("flash_attn_type", -1), "auto"),
         unified=bool(found.get("kv_unified", False)),
         swa_full=bool(found.get("swa_full", False)),

@@ -73,11 +73,47 @@ def write(
     random = np.random.default_rng(seed)
     for name, shape in model.tensors.items():
         _add_tensor(writer, name, shape, quant, random)
+    _finish(writer)
+    return path
+
+
+def shards(source: Path, folder: Path, count: int) -> list[Path]:
+    """`source` split into `count` files of `folder`, named `<name>-00001-of-00003.gguf` as an engine expects.
+
+    The first holds the model's keys; each has its part of the tensors and says which part it is.
+    """
+    reader = gguf.GGUFReader(source)
+    share = -(-len(reader.tensors) // count)
+    architecture = reader.fields["general.architecture"].contents()
+    paths: list[Path] = []
+    for number in range(count):
+        path = folder / f"{source.stem}-{number + 1:05d}-of-{count:05d}.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        if number == 0:
+            _copy_fields(reader, writer)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number * share : (number + 1) * share]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        _finish(writer)
+        paths.append(path)
+    return paths
+
+
+def _copy_fields(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        inner = field.types[-1] if len(field.types) > 1 else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 _PROJECTIONS: Final = ("ssm_in.weight", "ssm_out.weight", "in_proj.weight", "out_proj.weight")
@@ -236,7 +272,8 @@ def _experts(sizes: Sizes, width: int) -> dict[str, Shape]:
     }
 
 
-def _basic_keys(sizes: Sizes) -> Keys:
+def basic_keys(sizes: Sizes) -> Keys:
+    """The keys every architecture with attention has."""
     return {
         "block_count": sizes.layers,
         "context_length": sizes.context,
@@ -261,7 +298,7 @@ def _llama(sizes: Sizes) -> Model:
     for layer in range(sizes.layers):
         names = {**_attention(sizes, sizes.heads_kv), **_feed_forward(sizes)}
         tensors |= _weights(names, layer)
-    return Model(architecture="llama", keys=_basic_keys(sizes), tensors=tensors)
+    return Model(architecture="llama", keys=basic_keys(sizes), tensors=tensors)
 
 
 def _qwen3moe(sizes: Sizes) -> Model:
@@ -271,7 +308,7 @@ def _qwen3moe(sizes: Sizes) -> Model:
     for layer in range(sizes.layers):
         names = {**_attention(sizes, sizes.heads_kv, norms=True), **_experts(sizes, width)}
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "expert_count": sizes.experts,
         "expert_used_count": sizes.experts_used,
         "expert_feed_forward_length": width,
@@ -285,7 +322,7 @@ def _qwen3_embedding(sizes: Sizes) -> Model:
     for layer in range(sizes.layers):
         names = {**_attention(sizes, sizes.heads_kv, norms=True), **_feed_forward(sizes)}
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {"pooling_type": 3}
+    keys = basic_keys(sizes) | {"pooling_type": 3}
     return Model(architecture="qwen3", keys=keys, tensors=tensors)
 
 
@@ -300,7 +337,7 @@ def _gemma3(sizes: Sizes) -> Model:
             "post_ffw_norm": (sizes.embedding,),
         }
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {"attention.sliding_window": sizes.window}
+    keys = basic_keys(sizes) | {"attention.sliding_window": sizes.window}
     return Model(architecture="gemma3", keys=keys, tensors=tensors)
 
 
@@ -326,7 +363,7 @@ def _gpt_oss(sizes: Sizes) -> Model:
         }
         del names["ffn_norm"]
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "attention.sliding_window": sizes.window,
         "expert_count": sizes.experts,
         "expert_used_count": sizes.experts_used,
@@ -361,7 +398,7 @@ def _deepseek2(sizes: Sizes) -> Model:
                 "ffn_down_shexp": (width, sizes.embedding),
             }
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "attention.head_count_kv": 1,
         "attention.key_length": rank + rope,
         "attention.value_length": rank,
@@ -399,7 +436,7 @@ def _mamba(sizes: Sizes) -> Model:
             "ssm_out": (inner, sizes.embedding),
         }
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "feed_forward_length": 0,
         "attention.head_count": 0,
         "attention.head_count_kv": 0,
@@ -437,7 +474,7 @@ def _granitehybrid(sizes: Sizes) -> Model:
         else:
             names |= _mamba2_layer(sizes, inner, groups, state, heads)
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "attention.head_count_kv": heads_kv,
         "attention.scale": 0.1,
         "embedding_scale": 1.0,
@@ -464,7 +501,7 @@ def _falcon_h1(sizes: Sizes) -> Model:
         }
         # The one name the engine reads without an ending.
         tensors |= _weights(names, layer, bare="ffn_norm")
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "ssm.conv_kernel": 4,
         "ssm.inner_size": inner,
         "ssm.state_size": state,
@@ -492,7 +529,7 @@ def _lfm2(sizes: Sizes) -> Model:
                 "shortconv.out_proj": (sizes.embedding, sizes.embedding),
             }
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "attention.head_count_kv": heads_kv,
         "shortconv.l_cache": kernel,
         "vocab_size": sizes.vocabulary,
@@ -510,7 +547,7 @@ def _deci(sizes: Sizes) -> Model:
         if kept:
             names |= _attention(sizes, kept)
         tensors |= _weights(names, layer)
-    keys = _basic_keys(sizes) | {
+    keys = basic_keys(sizes) | {
         "attention.head_count": [sizes.heads if kept else 0 for kept in heads_kv],
         "attention.head_count_kv": heads_kv,
         "feed_forward_length": [sizes.feed_forward] * sizes.layers,
