@@ -15,6 +15,7 @@ import uvicorn
 
 from controlplane.api import build_api
 from controlplane.api_guard import Guard, Known
+from controlplane.asking import NextDecision
 from controlplane.candidate import Me
 from controlplane.doctor import Doctor
 from controlplane.domain.decision import Ids
@@ -22,7 +23,7 @@ from controlplane.domain.index import StepIndex
 from controlplane.domain.step import next_decision
 from controlplane.events_api import EventStreams
 from controlplane.identifiers import new_ids
-from controlplane.leader import LeaderLoop, MakeDecider, NextDecision
+from controlplane.leader import LeaderLoop, MakeDecider
 from controlplane.metrics import Metrics
 from controlplane.mirror.store import StoreError
 from controlplane.mirroring import Mirroring

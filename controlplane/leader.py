@@ -1,26 +1,26 @@
 """Owns the World: follows always, and while this instance leads turns decisions into stored batches.
 
 It decides nothing itself: candidate.py says whether to lead, the decision function what to do,
-carrier.py stores it. It must never decide on a state that lacks an event stored before the decision.
+asking.py asks it, carrier.py stores the answer. It must never decide on a state that lacks an event stored
+before the decision.
 """
 
 import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
-from typing import Protocol
+from functools import partial
 
 from msgspec.structs import replace
 
 from controlplane.alarms import Alarms
+from controlplane.asking import Asking, NextDecision
 from controlplane.candidate import FAULT_RETRY_S, SCHEMA_CHECK_S, Candidate, Me, process_alive
 from controlplane.carrier import PASSING_ALARMS, Carrier
 from controlplane.commandqueue import CommandQueue
-from controlplane.domain.decision import Decision, Ids, Live, Step
-from controlplane.domain.reports import Report
-from controlplane.domain.work import due
+from controlplane.domain.decision import Ids, Live
 from controlplane.domain.world import World
 from controlplane.drafts import expired
 from controlplane.live import LiveTracker
@@ -29,29 +29,12 @@ from controlplane.mirroring import Mirroring
 from controlplane.readiness import Facts, ProjectionFacts
 from controlplane.workers import Workers
 from controlplane.worldreader import WorldReader
-from events.log import EventLog, LogError, StoredCommand, Wire
+from events.log import EventLog, LogError, Wire
 from events.subjects import event_subject
 from schemas.beacons import AgentBeacon, GatewayBeacon, LeaderBeacon
-from schemas.commands import Outcome
 from schemas.settings import ControlplaneSettings
 
 log = logging.getLogger(__name__)
-
-
-class NextDecision(Protocol):
-    """The decision function: `controlplane.domain.step.next_decision`, or a test's own."""
-
-    def __call__(
-        self,
-        world: World,
-        live: Live,
-        commands: Sequence[StoredCommand],
-        now: datetime,
-        ids: Ids,
-        settings: ControlplaneSettings,
-        *,
-        reports: Sequence[Report] = (),
-    ) -> Step: ...
 
 
 MakeDecider = Callable[[], NextDecision]
@@ -65,8 +48,6 @@ BEACON_WAKE_S = 0.05
 LOOK_AGAIN_S = 10.0
 """The loop looks at least this often, so that a clock that was set forward delays nothing for long."""
 HOUSEKEEPING_S = 3600.0
-WORK_NOUNS = frozenset({"job", "file", "replica", "model"})
-"""What the workers' tasks follow from."""
 CATCH_UP_S = 10.0
 ROUNDS = 100
 """Decisions in a row before other tasks of the process get their turn."""
@@ -102,7 +83,6 @@ class LeaderLoop:
         self.me = me
         self._settings = settings
         self._make_decider = make_decider
-        self._next_decision = make_decider()
         self._ids = ids
         self._now = now
         self._monotonic = monotonic
@@ -143,21 +123,16 @@ class LeaderLoop:
             if mirroring is not None
             else None
         )
-        self._due_at: tuple[int, int] | None = None
-        """Up to where of the world the workers' tasks were looked up: generation and folds."""
         self.term: int | None = None
         """The term this instance leads, None while it follows."""
         self._leading_since = 0.0
         self._tasks: asyncio.TaskGroup | None = None
-        self._commands: CommandQueue | None = None
+        self._asking: Asking | None = None
+        """The questions of the term; None while it follows."""
         self._commands_task: asyncio.Task[None] | None = None
         self._housekept_at = monotonic()
         self._stuck_since: dict[str, float] = {}
         self._turn_began: float | None = None
-        self._deciding: Report | None = None
-        """The report dealt with by the decision that is being stored."""
-        self._poison: int | None = None
-        """The command whose decision no log could store."""
 
     @property
     def world(self) -> World:
@@ -196,11 +171,14 @@ class LeaderLoop:
                 tasks.create_task(self._own(), name="leader loop")
         finally:
             if self._workers is not None:
-                await self._workers.close()
+                self._workers.stop()
             if self.term is not None:
                 with contextlib.suppress(LogError, TimeoutError):
                     async with asyncio.timeout(1):
                         await self._say(leaving=True)
+            if self._workers is not None:
+                # After the goodbye: a fetch takes seconds to let go, and whoever leads next waits for none of it.
+                await self._workers.close()
             for subscription in subscriptions:
                 await subscription.close()
 
@@ -306,16 +284,25 @@ class LeaderLoop:
         assert self._tasks is not None
         self.term = term
         self._leading_since = self._monotonic()
-        self._next_decision = self._make_decider()
         # What was read stays: without this every full collection walks the whole world in vain.
         gc.freeze()
         line = self.world.line
-        self._commands = CommandQueue(
+        commands = CommandQueue(
             self._events,
             after=line.commands_position if line is not None else 0,
             wake=self._wake.set,
         )
-        self._commands_task = self._tasks.create_task(self._commands.run(), name="commands")
+        self._commands_task = self._tasks.create_task(commands.run(), name="commands")
+        self._asking = Asking(
+            self._make_decider(),
+            commands,
+            self._workers,
+            ids=self._ids,
+            settings=self._settings,
+            now=self._now,
+            alarms=self.alarms,
+            metrics=self._metrics,
+        )
         self._metrics.elections.inc()
         self._metrics.leading.set(1)
         log.info("leading", extra={"term": term, "instance": self.me.instance})
@@ -333,10 +320,9 @@ class LeaderLoop:
         self._carrier.drop()
         if self._workers is not None:
             self._workers.stop()
-        self._due_at = None
         if self._commands_task is not None:
             self._commands_task.cancel()
-        self._commands = self._commands_task = None
+        self._asking = self._commands_task = None
         self._stuck_since = {}
         self.alarms.down("decision_failed", *PASSING_ALARMS)
         self._metrics.deposed.inc()
@@ -359,31 +345,33 @@ class LeaderLoop:
                 return 0
             if not (self.reader.connected and self.reader.synced):
                 return None  # the next batch wakes
+            asking = self._asking
+            assert asking is not None
             if self._carrier.in_doubt:
                 carried = await self._carrier.resolve(self.term)
             else:
-                step = self._ask()
+                step = asking.next_step(self.world, self.view())
                 if step is None:
                     return FAULT_RETRY_S
                 self._note_stuck(step.stuck)
                 if step.decision is None:
-                    self._settle_report(step.settled)
-                    self._settle(step.consumed)
+                    asking.settle_report(step.settled)
+                    asking.settle(step.consumed)
                     if step.consumed is None and step.settled is None:
                         self._put_to_work()
                         return self._until(step.wake_at)
                     continue
-                self._deciding = step.settled
+                asking.deciding = step.settled
                 carried = await self._carrier.carry_out(
                     step.decision,
                     term=self.term,
-                    commands_position=self._position(step.consumed),
+                    commands_position=asking.position(step.consumed),
                     consumed=step.consumed,
                 )
             match carried.result:
                 case "stored":
-                    self._settle(self._carrier.settled)
-                    self._settle_report(self._deciding)
+                    asking.settle(self._carrier.settled)
+                    asking.settle_report(asking.deciding)
                 case "deposed":
                     self._step_down("the server refused a batch of this term")
                     return 0
@@ -391,54 +379,15 @@ class LeaderLoop:
                     if carried.delay_s > 0:
                         return carried.delay_s
                 case "impossible":
-                    self._settle_report(self._deciding)
-                    if not self._set_aside(self._carrier.settled):
+                    if not asking.set_aside(self._carrier.settled):
                         return carried.delay_s
         return 0
-
-    def _position(self, consumed: StoredCommand | None) -> int:
-        return 0 if self._commands is None else self._commands.position(consumed)
 
     def _until(self, wake_at: datetime | None) -> float:
         if wake_at is None:
             return LOOK_AGAIN_S
         # A wake-up in the past means "now": a domain that asks for it again and again must not spin.
         return min(LOOK_AGAIN_S, max(0.01, (wake_at - self._now()).total_seconds()))
-
-    def _ask(self) -> Step | None:
-        """The next step, or None when the decision function failed and a pause is due."""
-        assert self._commands is not None
-        offered = self._offered()
-        if offered and offered[0].seq == self._poison:
-            return self._refusal(offered[0])
-        reports = self._workers.offered() if self._workers is not None else ()
-        live = self.view()
-        try:
-            with self._metrics.decide_s.time():
-                step = self._next_decision(
-                    self.world,
-                    live,
-                    offered,
-                    self._now(),
-                    self._ids,
-                    self._settings,
-                    reports=reports,
-                )
-        except Exception as error:  # noqa: BLE001 - one fault must not stop all decisions
-            return self._isolate(offered, reports, live, error)
-        self.alarms.down("decision_failed")
-        return step
-
-    def _offered(self) -> tuple[StoredCommand, ...]:
-        """Commands still to be decided; one whose outcome is known already had its effect."""
-        assert self._commands is not None
-        while offered := self._commands.offered():
-            known = [c for c in offered if c.id is not None and c.id in self.world.outcomes]
-            if not known:
-                break
-            for command in known:
-                self._settle(command)
-        return offered
 
     def view(self) -> Live:
         """What beacons say now, as ages."""
@@ -447,76 +396,9 @@ class LeaderLoop:
             return live
         return replace(live, mirror=self._mirroring.name, mirrors=self._mirroring.others())
 
-    def _isolate(
-        self,
-        offered: Sequence[StoredCommand],
-        reports: Sequence[Report],
-        live: Live,
-        error: Exception,
-    ) -> Step | None:
-        """Finds out whether the oldest command or report makes the decision function fail.
-
-        Such a command is refused, such a report dropped: its task begins again while it is due.
-        """
-        log.error("a decision failed", exc_info=error)
-        self.alarms.up("decision_failed", f"the decision function failed: {error!r}")
-        if reports:
-            try:
-                self._next_decision(
-                    self.world, live, offered, self._now(), self._ids, self._settings
-                )
-            except Exception:  # noqa: BLE001 - then it is not the report's fault, or not alone
-                log.info("it fails without reports too")
-            else:
-                return Step(settled=reports[0])
-        if not offered:
-            return None
-        try:
-            self._next_decision(self.world, live, (), self._now(), self._ids, self._settings)
-        except Exception:  # noqa: BLE001 - then it is not the command's fault
-            return None
-        return self._refusal(offered[0])
-
-    def _set_aside(self, command: StoredCommand | None) -> bool:
-        """A command whose decision cannot be stored is refused next; one whose refusal cannot, dropped."""
-        if command is None:
-            return False
-        log.error("a command cannot be carried out", extra={"seq": command.seq, "id": command.id})
-        if command.seq == self._poison:
-            self._settle(command)
-        self._poison = command.seq
-        return True
-
-    def _refusal(self, poison: StoredCommand) -> Step:
-        """The step that refuses a command this version fails at; without an id it is only settled."""
-        if poison.id is None or poison.name == "model.activate":
-            return Step(consumed=poison)
-        return Step(
-            consumed=poison,
-            decision=Decision(
-                changes=(),
-                what=f"{poison.name} refused: it could not be decided",
-                cause=poison.id,
-                actor=poison.actor,
-                outcome=Outcome(
-                    id=poison.id,
-                    actor=poison.actor,
-                    name=poison.name,
-                    status="rejected",
-                    at=self._now(),
-                    code="internal",
-                    sentence="the control plane failed to decide this command; its log has the reason",
-                ),
-            ),
-        )
-
     def _note_stuck(self, stuck: tuple[str, ...]) -> None:
         now = self._monotonic()
         self._stuck_since = {name: self._stuck_since.get(name, now) for name in stuck}
-
-    def _settle(self, command: StoredCommand | None) -> None:
-        if command is not None and self._commands is not None:
-            self._commands.settle(command)
 
     async def _catch_up(self, seq: int) -> bool:
         """Waits until everything up to `seq` is applied; False when it did not come in time."""
@@ -529,29 +411,14 @@ class LeaderLoop:
             self._take_in()
         return True
 
-    def _settle_report(self, report: Report | None) -> None:
-        self._deciding = None
-        if report is not None and self._workers is not None:
-            self._workers.settle(report)
-
     def _put_to_work(self) -> None:
-        """Lets the workers do what the log says is due, if it may say something else than before."""
+        """Lets the workers do what the log says is due."""
         if self._workers is None or self._mirroring is None:
             return
-        world = self.world
-        now = (self._generation, world.touched_from + len(world.touched))
-        if now == self._due_at:
-            return
-        last = self._due_at
-        self._due_at = now
-        if last is not None and last[0] == now[0] and last[1] >= world.touched_from:
-            news = world.touched[last[1] - world.touched_from :]
-            if not any(noun in WORK_NOUNS for noun, _ in news):
-                return
-        elif last is None:
+        if self._workers.begins:
             # The first time of a term: the folder may not hold what the log says it does.
-            self._workers.look(self._mirroring.missing(world))
-        self._workers.sync(due(world, self._workers.mirror))
+            self._workers.look(partial(self._mirroring.missing, self.world))
+        self._workers.keep_up(self.world, self._generation)
 
     # Keeping house
 

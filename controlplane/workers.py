@@ -7,21 +7,29 @@ the next leader finds the same work due.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from controlplane.domain.reports import FileFault, Report, StepFailed
-from controlplane.domain.work import Fetch, Remove, Task, Verify
+from controlplane.domain.work import Fetch, Remove, Task, Verify, due
+from controlplane.domain.world import World
 
 log = logging.getLogger(__name__)
 
 Do = Callable[[Task], Awaitable[Report]]
 """Does one task and tells what came of it; a refusal is a report, not an exception."""
 
+Find = Callable[[], Awaitable[Sequence[Report]]]
+
 AGAIN_AFTER_S: Final = 1.0
-"""A task that is still due after its report was dealt with begins again, but not at once."""
+AGAIN_MOST_S: Final = 60.0
+"""A task that is still due after its report was dealt with begins again, but not at once, and later each time:
+a registry or a disk is not asked every second for what comes to nothing."""
+
+WORK_NOUNS: Final = frozenset({"job", "file", "replica", "model"})
+"""What tasks follow from."""
 
 OFFERED: Final = 16
 """Reports shown to one decision."""
@@ -32,6 +40,8 @@ class _Work:
     task: Task
     running: asyncio.Task[None] | None
     report: Report | None = None
+    settled: int = 0
+    """How many of its reports were dealt with while it stayed due."""
 
 
 class Workers:
@@ -44,24 +54,56 @@ class Workers:
         self._work: dict[Hashable, _Work] = {}
         self._told: list[Report] = []
         self._looking: asyncio.Task[None] | None = None
+        self._seen: tuple[int, int] | None = None
+        """Up to where of the world the tasks were looked up: generation and folds."""
         self._ending: set[asyncio.Task[None]] = set()
 
-    def sync(self, due: Sequence[Task]) -> None:
-        """Makes what runs equal to what is due. To be called on the event loop."""
-        wanted = {_key(task): task for task in due}
+    @property
+    def begins(self) -> bool:
+        """Whether nothing was looked up yet in this term."""
+        return self._seen is None
+
+    def keep_up(self, world: World, generation: int) -> None:
+        """Syncs with what `world` says is due, if it may say something else than at the last call.
+
+        `generation` counts how often the world's whole history was replaced.
+        """
+        now = (generation, world.touched_from + len(world.touched))
+        last, self._seen = self._seen, now
+        if last == now:
+            return
+        if last is not None and last[0] == generation and last[1] >= world.touched_from:
+            news = world.touched[last[1] - world.touched_from :]
+            if not any(noun in WORK_NOUNS for noun, _ in news):
+                return
+        self.sync(due(world, self.mirror))
+
+    def sync(self, tasks: Sequence[Task]) -> None:
+        """Makes what runs equal to `tasks`. To be called on the event loop."""
+        wanted = {_key(task): task for task in tasks}
         for key in [key for key in self._work if key not in wanted]:
             self._end(self._work.pop(key).running)
         for key, task in wanted.items():
-            if key not in self._work:
+            work = self._work.get(key)
+            if work is None:
                 self._work[key] = work = _Work(task=task, running=None)
-                work.running = asyncio.create_task(self._run(work, 0.0), name=f"work {key}")
+                self._begin(work, 0.0)
+            else:
+                # The same work may know more by now: which other mirrors have the file. It is for the next try.
+                work.task = task
 
-    def look(self, found: Coroutine[Any, Any, Sequence[Report]]) -> None:
-        """Offers what `found` reports, once, besides what the tasks do."""
-        self._looking = asyncio.create_task(self._look(found), name="look")
+    def look(self, find: Find) -> None:
+        """Offers what `find` reports, once, besides what the tasks do."""
+        self._end(self._looking)
+        self._looking = asyncio.create_task(self._look(find), name="look")
 
-    async def _look(self, found: Coroutine[Any, Any, Sequence[Report]]) -> None:
-        self._told.extend(await found)
+    async def _look(self, find: Find) -> None:
+        try:
+            self._told.extend(await find())
+        except Exception:
+            # What is gone is found again: by a verification, or by the next term.
+            log.exception("what is missing could not be found out")
+            return
         self._wake()
 
     def offered(self) -> tuple[Report, ...]:
@@ -76,18 +118,36 @@ class Workers:
         if report in self._told:
             self._told.remove(report)
             return
-        for work in self._work.values():
-            if work.report == report:
-                work.report = None
-                work.running = asyncio.create_task(self._run(work, AGAIN_AFTER_S))
-                return
+        work = self._work_of(report)
+        if work is not None:
+            work.report = None
+            pause_s = min(AGAIN_MOST_S, AGAIN_AFTER_S * 2.0 ** min(work.settled, 16))
+            work.settled += 1
+            self._begin(work, pause_s)
+
+    def spoil(self, report: Report) -> None:
+        """No decision about `report` can be made or stored: a fault of its task takes its place, so that
+        whoever waits for it is told. A fault nobody can decide about is settled."""
+        work = None if report in self._told else self._work_of(report)
+        if work is None:
+            self.settle(report)
+            return
+        fault = self._fault(work.task, "the control plane failed to decide what came of it")
+        if fault == report:
+            self.settle(report)
+            return
+        work.report = fault
+        self._wake()
+
+    def _work_of(self, report: Report) -> _Work | None:
+        return next((work for work in self._work.values() if work.report == report), None)
 
     def stop(self) -> None:
         """The term is over: everything ends, and reports of it are dropped."""
         for work in self._work.values():
             self._end(work.running)
         self._end(self._looking)
-        self._work, self._told, self._looking = {}, [], None
+        self._work, self._told, self._looking, self._seen = {}, [], None, None
 
     async def close(self) -> None:
         """Ends everything and waits until it has."""
@@ -101,20 +161,24 @@ class Workers:
             self._ending.add(running)
             running.add_done_callback(self._ending.discard)
 
+    def _begin(self, work: _Work, pause_s: float) -> None:
+        work.running = asyncio.create_task(self._run(work, pause_s), name=f"work {_key(work.task)}")
+
     async def _run(self, work: _Work, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
+        task = work.task
         try:
-            work.report = await self._do(work.task)
+            work.report = await self._do(task)
         except Exception as error:
             # A fault of ours ends this one piece of work, with a sentence, and nothing else.
-            log.exception("work failed", extra={"task": type(work.task).__name__})
-            work.report = self._fault(work.task, error)
+            log.exception("work failed", extra={"task": type(task).__name__})
+            work.report = self._fault(
+                task, f"the control plane failed at it ({type(error).__name__})"
+            )
         self._wake()
 
-    def _fault(self, task: Task, error: Exception) -> Report:
-        sentence = (
-            f"the control plane failed at it ({type(error).__name__}); its log has the reason"
-        )
+    def _fault(self, task: Task, what: str) -> Report:
+        sentence = f"{what}; its log has the reason"
         if isinstance(task, Fetch | Verify | Remove):
             return FileFault(key=task.key, mirror=self.mirror, code="internal", sentence=sentence)
         return StepFailed(
