@@ -6,10 +6,16 @@ import threading
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from controlplane.domain.estimate import estimate_for_args
+from controlplane.domain.ggufheader import Header, parse
+from controlplane.domain.ggufshape import shape_of
+from controlplane.domain.shape import ModelShape
 from nodeagent import processes
 from nodeagent.drivers.driver import EngineStart, StartRefused
 from nodeagent.drivers.llamacpp import LlamacppDriver
+from schemas.job import MemoryEstimate
 from schemas.plan import Launch
+from tests.hub import ggufs
 from tests.support.launches import REPLICA, no_secrets
 from tests.support.scripted import free_port
 
@@ -21,6 +27,33 @@ QUICK: Final = (*LOUD, "--fit", "off", "--no-warmup")
 
 TRACING: Final = ("--verbosity", "5", "--fit", "off")
 """From this level on it tells which layers slide."""
+
+SMOLLM2: Final = Path(__file__).parents[2] / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+PLAIN: Final = ("--ctx-size", "4096")
+CASES: Final[list[tuple[str, tuple[str, ...]]]] = [
+    *((kind, PLAIN) for kind in ggufs.KINDS),
+    ("llama", ("--ctx-size", "5000", "--parallel", "3")),
+    ("llama", ("--ctx-size", "4096", "--parallel", "4", "--kv-unified")),
+    ("llama", (*PLAIN, "--cache-type-k", "q8_0", "--cache-type-v", "q4_0")),
+    ("llama", (*PLAIN, "--flash-attn", "off")),
+    ("llama", (*PLAIN, "--ubatch-size", "256")),
+    ("llama", ()),
+    ("gemma3", (*PLAIN, "--parallel", "4")),
+    ("gemma3", (*PLAIN, "--parallel", "4", "--kv-unified")),
+    ("gemma3", (*PLAIN, "--swa-full")),
+    ("gpt-oss", (*PLAIN, "--flash-attn", "off")),
+    ("deepseek2", (*PLAIN, "--flash-attn", "off", "--parallel", "2")),
+    ("granitehybrid", (*PLAIN, "--parallel", "4")),
+    ("qwen3-embedding", (*PLAIN, "--embedding")),
+    ("bert", ("--ctx-size", "512", "--embedding", "--ubatch-size", "1024")),
+]
+"""Every kind, and the arguments that change what is allocated."""
+
+SIZES: Final = ggufs.Sizes(
+    layers=8, embedding=256, heads=8, feed_forward=768, inner=512, context=4096
+)
+
 
 _MIB: Final = 1024**2
 _BUFFER: Final = re.compile(r"(\S+)\s+(model|output|KV|RS|compute) buffer size =\s+([\d.]+) MiB")
@@ -71,6 +104,19 @@ def load(path: Path, args: tuple[str, ...], *, deadline_s: float = 45.0) -> Load
         finally:
             alarm.cancel()
             engine.kill()
+
+
+def estimated(
+    path: Path, args: tuple[str, ...], *, weights_bytes: int | None = None
+) -> MemoryEstimate:
+    """Our estimate for this file with these arguments; its own weights unless those of a set are given."""
+    header = parse(path.read_bytes())
+    assert isinstance(header, Header), header
+    shape = shape_of(header)
+    assert isinstance(shape, ModelShape), shape
+    weights = header.weights_bytes if weights_bytes is None else weights_bytes
+    assert weights is not None
+    return estimate_for_args(shape, weights, args)
 
 
 def sliding_layers(log: str) -> tuple[bool, ...]:
