@@ -17,6 +17,10 @@ import msgspec
 from msgspec import Struct
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
+_START_WRITING: Final = 2  # SYNC_FILE_RANGE_WRITE of sync_file_range(2)
+_WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
+"""So much may wait in memory before the disk is told to begin. Gigabytes that wait would hold up every
+other program that writes through to this disk, the log's server first of all."""
 
 
 class PartialBusy(Exception):
@@ -37,7 +41,8 @@ class Partial:
         self.path = path
         self._handle = handle
         self._note_path = path.with_name(f"{path.name}.json")
-        self._libc: ctypes.CDLL | None = None
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._waiting = 0
 
     def __enter__(self) -> "Partial":
         return self
@@ -71,8 +76,6 @@ class Partial:
         cannot reserve, nothing happens: then only the check before speaks."""
         if total <= self.size:
             return
-        if self._libc is None:
-            self._libc = ctypes.CDLL(None, use_errno=True)
         fallocate = self._libc.fallocate
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         if fallocate(self._handle, _KEEP_SIZE, 0, total) == 0:
@@ -87,8 +90,19 @@ class Partial:
 
     def append(self, view: memoryview) -> None:
         """Raises OSError; a part of `view` may have been written then."""
+        self._waiting += len(view)
         while view:
             view = view[os.write(self._handle, view) :]
+        if self._waiting >= _WRITE_BACK_BYTES:
+            self._start_writing()
+
+    def _start_writing(self) -> None:
+        """Lets the disk begin with what was appended of late, without waiting for it."""
+        start = self._libc.sync_file_range
+        start.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        # What it answers does not matter: the file is written through when it is whole.
+        start(self._handle, self.size - self._waiting, self._waiting, _START_WRITING)
+        self._waiting = 0
 
     def read_at(self, buffer: bytearray | memoryview, offset: int) -> int:
         return os.preadv(self._handle, [buffer], offset)

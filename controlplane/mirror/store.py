@@ -50,6 +50,10 @@ class Reading:
         self.handle = handle
         self._store = store
 
+    def part(self, first: int, end: int) -> bytes:
+        """The bytes from `first` up to, not including, `end`; fewer where the file ends. Raises OSError."""
+        return os.pread(self.handle, max(0, min(end, self.entry.bytes) - first), first)
+
     def close(self) -> None:
         handle, self.handle = self.handle, -1
         if handle >= 0:
