@@ -89,7 +89,11 @@ def smoke(scene: Scene, job: Job) -> Decision | None:
     """The replica that is asked may go before it answered: another is asked, or waited for as at placement."""
     asked = scene.world.replicas.get(job.replica or "")
     if asked is not None and asked.phase == "ready":
-        return None
+        if _bound(scene, job) > scene.now:
+            return None
+        waited = show_seconds(scene.settings.job_ready_s)
+        sentence = f"{asked.id} gave no answer within {waited}"
+        return writes.failed(scene, job, codes.SMOKE_FAILED, sentence)
     ready = ready_replica(scene, job)
     if ready is not None:
         text = f"asking {ready.id} to say hello"

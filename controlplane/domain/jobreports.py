@@ -155,8 +155,10 @@ def _answered(scene: Scene, job: Job, report: SmokeAnswered) -> Decision | None:
 
 
 def _failed(scene: Scene, job: Job, report: StepFailed) -> Decision | None:
-    """A smoke test whose replica went away meanwhile is no failure: the job waits for another."""
+    """A smoke test whose replica went away, or is just going, is no failure: the job waits for another."""
     if report.index == SMOKE:
+        if report.unanswered:
+            return None
         asked = scene.world.replicas.get(job.replica or "")
         if asked is None or asked.phase != "ready":
             return None

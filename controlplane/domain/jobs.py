@@ -121,10 +121,11 @@ def _mirror(scene: Scene, job: Job) -> Decision | None:
     lost = _lost_copy(scene, job)
     if lost is not None:
         return lost
-    known = [scene.world.files[key] for key in needs.keys_of_job(job) if key in scene.world.files]
+    keys = _keys(scene, job)
+    known = [scene.world.files[key] for key in keys if key in scene.world.files]
     here = [file for file in known if files.is_here(file, scene.live.mirror)]
     size = sum(file.bytes or file.published_bytes for file in here)
-    if len(here) == len(needs.keys_of_job(job)):
+    if len(here) == len(keys):
         detail = f"{show_bytes(size)}, {compared(here)}"
         return writes.decided(scene, job, (writes.stepped(scene, job, MIRROR, "done", detail),))
     assert job.file_set is not None
@@ -132,13 +133,18 @@ def _mirror(scene: Scene, job: Job) -> Decision | None:
         return jobplacement.say(
             scene, job, MIRROR, "waiting: this control plane has no mirror to fetch it with"
         )
-    if len(needs.keys_of_job(job)) == 1:
+    if len(keys) == 1:
         return None
     text = (
         f"fetching {job.file_set.name}: {len(here)} of {job.file_set.shards} files are there, "
         f"{show_bytes(size)} of {show_bytes(job.file_set.bytes)}"
     )
     return jobplacement.say(scene, job, MIRROR, text)
+
+
+def _keys(scene: Scene, job: Job) -> tuple[str, ...]:
+    """The job's files, as the index has them: a set of many shards is looked at with each of its files."""
+    return scene.index.needs.of_job.get(job.id) or needs.keys_of_job(job)
 
 
 def compared(here: list[File]) -> str:
@@ -157,7 +163,7 @@ def compared(here: list[File]) -> str:
 def _lost_copy(scene: Scene, job: Job) -> Decision | None:
     """A file of the set that could not be fetched since this step began, or that nobody knows any more."""
     step = job.steps[min(MIRROR, len(job.steps) - 1)]
-    for key in needs.keys_of_job(job):
+    for key in _keys(scene, job):
         file = scene.world.files.get(key)
         if file is None:
             sentence = f"{NOT_FETCHED}the log knows no file {key[:12]} of it any more"

@@ -47,13 +47,18 @@ class SmokeAnswered(Struct, frozen=True, kw_only=True):
 
 
 class StepFailed(Struct, frozen=True, kw_only=True):
-    """What `job` was doing at `index` came to nothing: why, as code and sentence."""
+    """What `job` was doing at `index` came to nothing: why, as code and sentence.
+
+    `unanswered`: the replica's connection was refused or broke before an answer. It may just have ended, and
+    that be told a moment later, so the smoke test is tried again while the replica counts as ready.
+    """
 
     job: str
     attempt: int
     index: int
     code: str
     sentence: str
+    unanswered: bool = False
 
 
 class FileStored(Struct, frozen=True, kw_only=True):

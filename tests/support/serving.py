@@ -106,6 +106,9 @@ class ServeYard(Yard):
                 before = known.state if known is not None else None
                 after = jobwrites.TRANSITIONS[(before, tag_of(change.event))]
                 assert after == change.state.state
+                if known is not None and tag_of(change.event) != "job.started":
+                    assert len(change.state.steps) >= len(known.steps), "only a retry goes back"
+                    assert change.state.attempt == known.attempt
                 self.check_job(change.state)
             elif isinstance(change.state, File):
                 self.check_file(change)

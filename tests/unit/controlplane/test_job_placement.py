@@ -1,5 +1,6 @@
 """A serve job from its entry to the model's own reply: waiting, failing early, being asked, being let down."""
 
+import re
 from datetime import timedelta
 
 import msgspec
@@ -8,7 +9,9 @@ from msgspec.structs import replace
 
 from controlplane.domain.index import StepIndex
 from controlplane.domain.reports import SmokeAnswered, StepFailed
-from controlplane.domain.work import Smoke
+from controlplane.domain.work import Fetch, Smoke
+from controlplane.domain.world import World
+from controlplane.identifiers import new_job_id
 from schemas import codes
 from schemas.commands import CatalogApply, JobCancel, JobRetry, ModelLoad, ModelRemove, ModelScale
 from schemas.model import Model
@@ -462,3 +465,71 @@ def test_nothing_is_due_for_a_job_that_cannot_be_written() -> None:
     y.world.heads[subject] = replace(y.world.heads[subject], writable=False, problem="newer")
     assert y.tasks() == ()
     assert y.do(JobCancel(job="j-0001")).code == codes.UPGRADE_REQUIRED
+
+
+def test_a_replica_that_does_not_answer_is_asked_again_until_the_bound() -> None:
+    y = asked()
+    y.engine("model").load_s = 20.0
+    unanswered = StepFailed(
+        job="j-0001",
+        attempt=1,
+        index=6,
+        code=codes.SMOKE_FAILED,
+        sentence="refused",
+        unanswered=True,
+    )
+    y.reports.append(unanswered)
+    y.settle()
+    assert y.job().state == "running"
+    assert any(isinstance(task, Smoke) for task in y.tasks()), "it is due again"
+    y.now += timedelta(seconds=SETTINGS.job_ready_s)
+    y.settle()
+    assert (y.job().state, y.job().error) == ("failed", "r-0001 gave no answer within 30 min")
+
+
+def test_req_c57_the_node_of_the_replica_is_named() -> None:
+    y = serve_yard(gib=1)
+    join(y, "n2")
+    y.settle()
+    y.serve()
+    y.advance(10)
+    assert y.job().steps[5].detail == "r-0001 ready on n2 at http://127.0.0.1:20000"
+
+
+def test_req_c5_a_job_is_in_the_log_and_goes_on_from_there() -> None:
+    y = serve_yard()
+    y.serve()
+    for _ in range(2):
+        y.reports.extend(y.perform(task) for task in y.tasks())
+        y.settle()
+    due = y.tasks()
+    history, y.world, y.index = y.log, World(), StepIndex()
+    for item in history:
+        y.world.apply(item)
+    assert y.tasks() == due
+    y.advance(20)
+    assert y.job().state == "done"
+
+
+def test_req_c8_ids_of_jobs_are_never_the_same() -> None:
+    ids = {new_job_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(re.fullmatch(r"j-[a-z2-7]{10}", id_) for id_ in ids)
+
+
+@pytest.mark.parametrize("way", ["twice", "two leaders"])
+def test_inv_4_one_download_per_file_however_many_ask(way: str) -> None:
+    y = serve_yard()
+    for n in range(4):
+        y.serve(name=f"m{n}", replicas=0)
+    for _ in range(2):
+        y.reports.extend(y.perform(task) for task in y.tasks())
+        y.settle()
+    fetches = [task for task in y.tasks() if isinstance(task, Fetch)]
+    assert len(fetches) == 1
+    if way == "two leaders":
+        y.index = StepIndex()
+        assert [task for task in y.tasks() if isinstance(task, Fetch)] == fetches
+    y.run_workers()
+    assert len(y.fetched) == 1
+    assert {job.state for job in y.world.jobs.values()} == {"done"}
