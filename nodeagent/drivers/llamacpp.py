@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -67,15 +68,17 @@ class LlamacppDriver:
     def info(self) -> EngineInfo:
         """The version of the engine that will run, the architectures GGUF has names for, and whether
         this build sees a GPU here."""
-        # It brings numpy; only who asks pays for that.
-        import gguf
+        with ThreadPoolExecutor(1) as beside:
+            sees_gpu = beside.submit(self._sees_gpu)
+            # It brings numpy; only who asks pays for that, while the engine looks for its devices.
+            import gguf
 
-        return EngineInfo(
-            name=self.engine,
-            version=self._version(),
-            architectures=tuple(sorted(set(gguf.MODEL_ARCH_NAMES.values()))),
-            card_kinds=("cpu", "gpu") if self._sees_gpu() else ("cpu",),
-        )
+            return EngineInfo(
+                name=self.engine,
+                version=self._version(),
+                architectures=tuple(sorted(set(gguf.MODEL_ARCH_NAMES.values()))),
+                card_kinds=("cpu", "gpu") if sees_gpu.result() else ("cpu",),
+            )
 
     def prepare(
         self,
