@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from controlplane.domain.ggufheader import More, NotGguf, Prefix, parse
+from controlplane.domain.ggufheader import HEADER_BYTES_MAX, More, NotGguf, Prefix, parse
 from controlplane.domain.ggufshape import NoShape, shape_of
 from controlplane.domain.shape import ModelShape
 from controlplane.mirror.store import Reading
@@ -40,7 +40,9 @@ async def read_shape(read: Read) -> Found | NotGguf:
             case More(at_least_bytes=more):
                 if len(prefix) < at_least:
                     return NotGguf(sentence=f"it ends within its header, after {len(prefix)} bytes")
-                at_least = max(more, at_least * 2)
+                # Doubling keeps a large vocabulary from being walked over again and again; the parser asks
+                # for no more than its bound, and neither may doubling: a registry's file refuses it.
+                at_least = max(more, min(at_least * 2, HEADER_BYTES_MAX))
             case _:
                 shape = shape_of(header)
                 if isinstance(shape, NoShape):

@@ -128,12 +128,12 @@ class Mirroring:
         return Manifest(key=key, files=tuple(files))
 
     def _beacon(self, leaving: bool) -> MirrorBeacon:
-        return MirrorBeacon(
-            mirror=self.name,
-            url=self.url,
-            free_bytes=max(0, self.store.free_bytes()),
-            leaving=leaving,
-        )
+        try:
+            free_bytes = max(0, self.store.free_bytes())
+        except OSError:
+            # A disk that fails fails fetches, each with its sentence; it must not end the whole instance.
+            free_bytes = 0
+        return MirrorBeacon(mirror=self.name, url=self.url, free_bytes=free_bytes, leaving=leaving)
 
     def _tell(self, progress: FileProgress) -> None:
         task = asyncio.get_running_loop().create_task(

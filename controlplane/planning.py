@@ -4,7 +4,9 @@ It asks the registry as a job would and judges with the same functions on the wo
 can, whether it leads or not.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final
 
@@ -44,6 +46,13 @@ from schemas.settings import ControlplaneSettings
 
 PLAN_ID: Final = ""
 """The id of a job that is only thought of; no real one has it."""
+
+ANSWER_S: Final = 100.0
+"""All an answer may take. yardctl waits a little longer, so a person is told what was slow; and whatever a
+client that left had asked for ends."""
+
+HEADERS_AT_ONCE: Final = 2
+"""A header may be hundreds of MiB of memory while it is read; further plans wait for their turn."""
 
 
 class ServeAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +95,7 @@ class Planner:
         ids: Ids,
         settings: ControlplaneSettings,
         now: Callable[[], datetime],
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._registry = registry
         self._store = store
@@ -94,6 +104,8 @@ class Planner:
         self._ids = ids
         self._settings = settings
         self._now = now
+        self._answer_s = answer_s
+        self._headers = asyncio.Semaphore(HEADERS_AT_ONCE)
 
     @property
     def position(self) -> int:
@@ -109,7 +121,8 @@ class Planner:
         )
         if isinstance(asked, Rejected):
             raise BadRequest(asked.sentence)
-        repo = await self._repo(asked)
+        async with self._in_time(asked):
+            repo = await self._repo(asked)
         picked = filesets.pick(repo, quant=asked.quant, file=asked.file)
         sets = filesets.group(repo)
         held = {path for one in sets for path in filesets.paths_of(one)}
@@ -147,6 +160,10 @@ class Planner:
         )
         if isinstance(request, Rejected):
             raise BadRequest(request.sentence)
+        async with self._in_time(request):
+            return await self._plan(request)
+
+    async def _plan(self, request: ServeRequest) -> PlanView:
         repo = await self._repo(request)
         found = PlanView(
             repo=repo.id,
@@ -159,7 +176,8 @@ class Planner:
         found = replace(found, file_set=picked, fetched_bytes=self._fetched(repo, picked))
         file = self._registry.open(repo.id, repo.commit, picked.first, KEPT_BYTES)
         try:
-            header = await headers.read_shape(file.prefix)
+            async with self._headers:
+                header = await headers.read_shape(file.prefix)
         except RegistryFault as fault:
             return _wrong(found, fault.code, fault.sentence)
         if isinstance(header, NotGguf):
@@ -246,6 +264,18 @@ class Planner:
             for file in filesets.files_of(repo, picked)
             if self._store.has(filesets.file_key(repo.id, repo.commit, file.path))
         )
+
+    @asynccontextmanager
+    async def _in_time(self, request: ServeRequest) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._answer_s):
+                yield
+        except TimeoutError:
+            raise NotAnswered(
+                codes.REGISTRY_UNREACHABLE,
+                f"the registry did not tell all that is needed of {request.repo} within "
+                f"{self._answer_s:g} s; ask again later, or start the job, which waits longer",
+            ) from None
 
     async def _repo(self, request: ServeRequest) -> Repo:
         try:

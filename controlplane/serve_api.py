@@ -10,16 +10,17 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromQuery, JSONBody, PathParameter
 
 from controlplane.planning import BadRequest, NotAnswered, Planner, ServeAsked
+from schemas import codes
 from schemas.api import ErrorBody, ErrorDetail, PlanOne, RegistryOne
 
 STATUS: Final = {
-    "repo_not_found": 404,
-    "revision_not_found": 404,
-    "needs_token": 403,
-    "licence_not_accepted": 403,
-    "token_refused": 403,
-    "repo_disabled": 403,
-    "rate_limited": 429,
+    codes.REPO_NOT_FOUND: 404,
+    codes.REVISION_NOT_FOUND: 404,
+    codes.NEEDS_TOKEN: 403,
+    codes.LICENCE_NOT_ACCEPTED: 403,
+    codes.TOKEN_REFUSED: 403,
+    codes.REPO_DISABLED: 403,
+    codes.RATE_LIMITED: 429,
 }
 """What a refusal of the registry is here; anything else is 502."""
 
@@ -55,7 +56,7 @@ def handlers(planner: Planner) -> list[HTTPRouteHandler]:
 
 
 def bad_request(_: Request[Any, Any, Any], error: BadRequest) -> Response[ErrorBody]:
-    return _error(400, "invalid", str(error))
+    return _error(400, codes.INVALID, str(error))
 
 
 def not_answered(_: Request[Any, Any, Any], error: NotAnswered) -> Response[ErrorBody]:
