@@ -54,6 +54,23 @@ def say(line: str = "") -> None:
     sys.stdout.flush()
 
 
+NOT_FOR_THE_DEMO: Final = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    # A machine that may not ask the real registry may well ask the one on itself.
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+"""What of the environment is meant for the real registry."""
+
+
+def registry_environment(endpoint: str) -> dict[str, str]:
+    """Has the control plane ask the registry at `endpoint`, on this machine, whatever proxy leads elsewhere."""
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    straight = ",".join(filter(None, (named, "127.0.0.1,localhost")))
+    return {"HF_ENDPOINT": endpoint, "NO_PROXY": straight, "no_proxy": straight}
+
+
 async def _yardctl(yard: Yard, *arguments: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *python_argv("controlplane.ctl", *arguments),
@@ -116,7 +133,7 @@ async def _ask(yard: Yard) -> AsyncIterator[tuple[str, Any]]:
         "temperature": 0.2,
         "messages": [{"role": "user", "content": QUESTION}],
     }
-    async with httpx.AsyncClient(timeout=httpx.Timeout(90.0)) as client:
+    async with httpx.AsyncClient(timeout=httpx.Timeout(90.0), trust_env=False) as client:
         yield "request", dt.datetime.now(dt.UTC)
         async with client.stream("POST", f"{yard.base_url}/chat/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -137,7 +154,7 @@ async def _ask(yard: Yard) -> AsyncIterator[tuple[str, Any]]:
 
 async def _written_at(yard: Yard, request: str) -> dt.datetime:
     """When the gateway wrote the request to the engine, from its own timeline."""
-    async with httpx.AsyncClient(timeout=5.0) as client:
+    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
         answer = await client.get(
             f"http://127.0.0.1:{yard.gateway_port}/yard/timeline", params={"request": request}
         )
@@ -302,9 +319,9 @@ async def run_demo(registry: Sequence[str]) -> int:
     code = 0
     try:
         async with _registry(registry) as endpoint:
-            # The registry's client reads its address when it is imported, in the control plane.
-            os.environ["HF_ENDPOINT"] = endpoint
-            os.environ.pop("HF_TOKEN", None)
+            os.environ.update(registry_environment(endpoint))
+            for name in NOT_FOR_THE_DEMO:
+                os.environ.pop(name, None)
             with lock_data(data):
                 say("Starting nats-server, control plane, gateway and agent on free ports …")
                 running = await start_yard(

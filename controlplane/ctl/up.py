@@ -323,7 +323,10 @@ async def _wait_for_node(yard: Yard, supervisor: Supervisor, timeout_s: float) -
     token = read_secret(api_token_path(yard.data))
     last = "the API did not answer"
     async with httpx.AsyncClient(
-        base_url=yard.api_url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0
+        base_url=yard.api_url,
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=5.0,
+        trust_env=False,  # the token must not leave for a proxy on the way to this machine
     ) as client:
         while loop.time() < deadline:
             if supervisor.given_up:
@@ -446,7 +449,9 @@ CURL: Final = (
 async def _first_model(yard: Yard) -> str | None:
     """A model the curl line can name: the first that is not off."""
     token = read_secret(api_token_path(yard.data))
-    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
+    async with httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {token}"}, trust_env=False
+    ) as client:
         with contextlib.suppress(httpx.HTTPError, ValueError):
             answer = await client.get(f"{yard.api_url}/v1/models")
             for model in answer.json().get("data", []):
