@@ -52,7 +52,11 @@ async def retry(place: Place, job: str, timeout_s: float, *, detach: bool) -> No
 
 
 async def cancel(place: Place, job: str, timeout_s: float) -> None:
-    await send(place, JobCancel(job=job), timeout_s)
+    """Prints that it is over and what it leaves behind, in the one sentence that says both."""
+    async with open_log(place) as log:
+        body = JobCancel(job=job)
+        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+    print(outcome.sentence)
 
 
 async def remove(place: Place, what: str, timeout_s: float) -> None:

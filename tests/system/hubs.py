@@ -5,6 +5,7 @@ The hub runs in the test's own process, so that a test sees every byte that leav
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 from events.log import Recorded
 from schemas.job import JOB_OVER, Job
+from tests.hub import ggufs
 from tests.hub.contents import Content, Joined, MadeUp, OnDisk
 from tests.hub.server import Hub
 from tests.support.aio import until
@@ -29,6 +31,8 @@ MIB: Final = 1024**2
 REPO: Final = "yard/SmolLM2-135M-Instruct-GGUF"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMALL: Final = ("--ctx-pool", "2048", "--context-length", "2048")
+TINY: Final = ("--ctx-pool", "1024", "--context-length", "512")
+"""Windows that the real model, and the tiny ones, were trained for."""
 
 
 @contextlib.contextmanager
@@ -232,14 +236,20 @@ async def toll(*, bytes_per_s: float = 0.0) -> AsyncIterator[Toll]:
         await one.close()
 
 
+@functools.cache
 def seed() -> int:
-    """Of what a test leaves to chance: YARD_SEED, else a new one; printed, so that a run can be had again."""
-    given = os.environ.get("YARD_SEED")
-    found = int(given) if given else int.from_bytes(os.urandom(3))
-    tell(f"YARD_SEED={found}")
-    return found
+    """Of what tests leave to chance: YARD_SEED, else one that CI has too, or a new one here. It is printed."""
+    given = os.environ.get("YARD_SEED") or ("0" if os.environ.get("CI") else "")
+    return int(given) if given else int.from_bytes(os.urandom(3))
 
 
 def tell(line: str) -> None:
     """Shown with a test that fails."""
     sys.stdout.write(line + "\n")
+
+
+def tiny(folder: Path, seed: int = 0, size: int = 0) -> Content:
+    """A model of little more than a megabyte, or of `size` bytes, that an engine loads and that talks nonsense."""
+    folder.mkdir(parents=True, exist_ok=True)
+    real = OnDisk(ggufs.write(folder / f"tiny-{seed}.gguf", "llama", seed=seed))
+    return Joined(real, MadeUp(size - real.size, seed, head=b"")) if size else real
