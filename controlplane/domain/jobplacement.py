@@ -8,18 +8,21 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.domain import jobwrites as writes
-from controlplane.domain import placement as places
-from controlplane.domain import reconcile, record
+from controlplane.domain import memory, record
 from controlplane.domain.decision import Decision
 from controlplane.domain.jobtexts import DETAIL_BYTES, clipped
 from controlplane.domain.jobwrites import PLACEMENT, SMOKE
 from controlplane.domain.quantities import show_seconds
+from controlplane.domain.rehearsal import rehearse
 from controlplane.domain.scene import Scene, is_off
 from schemas import codes
 from schemas.job import Job
 from schemas.model import Model
 from schemas.record import Record
 from schemas.replica import Replica
+
+CARDS_SAID: Final = 3
+"""Cards a wait for room names."""
 
 SAID_EVERY_S: Final = 5.0
 """A step under way says something new at most this often."""
@@ -72,8 +75,8 @@ def placement(scene: Scene, job: Job) -> Decision | None:
 
     1. a replica is ready: done;
     2. given up after failed starts: fails at once;
-    3. placement, looking at the entry as it is now, finds no place on any reachable node, emptied ones
-       counted: fails with its report;
+    3. a pass over every card, with the entry as it is now, finds no place on any reachable node, were its
+       cards empty: fails with the reasons;
     4. the wait has lasted `job_ready_s`: fails;
     5. it says how far it is.
     """
@@ -128,7 +131,7 @@ def _waited(scene: Scene, job: Job, index: int) -> Decision | None:
     given_up = _given_up(scene, known)
     if given_up is not None:  # 2
         return writes.failed(scene, job, codes.QUARANTINED, given_up)
-    progress, nowhere = _progress(scene, job, model, known)
+    progress, nowhere = _progress(scene, model, known)
     if nowhere:  # 3
         return writes.failed(scene, job, codes.NO_CAPACITY, f"no node can host it: {nowhere}")
     if _bound(scene, job) <= scene.now:  # 4
@@ -147,7 +150,7 @@ def _given_up(scene: Scene, known: Record | None) -> str | None:
     return f"it failed to start {count} times and is quarantined: {reason}"
 
 
-def _progress(scene: Scene, job: Job, model: Model, known: Record | None) -> tuple[str, str]:
+def _progress(scene: Scene, model: Model, known: Record | None) -> tuple[str, str]:
     """How far it is, and, when placement finds no place anywhere, the reasons."""
     underway = [
         (planned, scene.world.replicas.get(planned.item.replica))
@@ -165,23 +168,19 @@ def _progress(scene: Scene, job: Job, model: Model, known: Record | None) -> tup
         return failed or held.reason, ""
     if model.scaling.min == 0 and not scene.activations_of(model.name):
         return "its entry keeps none running by now (min 0): it loads when asked for", ""
-    demand = reconcile.demand_of(scene, model.name)
-    if demand is None:
-        return _not_placed(failed), ""
-    verdict = places.place(scene, demand)
-    match verdict:
-        case places.NoRoom():
-            return "it fits nowhere", places.sentence(verdict.report)
-        case places.NoNode():
-            return f"waiting: {verdict.reason}", ""
-        case places.Wait():
-            return f"waiting for room: {places.sentence(verdict.report)}", ""
-        case places.Placed():
-            return _not_placed(failed), ""
-
-
-def _not_placed(failed: str) -> str:
-    return failed or "waiting for the control plane to place it"
+    # By what there is and not by what is free: that changes with every event of every card, and this is said
+    # to a person. The queue judges the rest, and a job only fails where no card could ever do.
+    found = rehearse(scene, model)
+    if found.no_node or found.unknown:
+        return f"waiting: {found.sentence}", ""
+    if not found.fits:
+        return "it fits nowhere", found.sentence
+    if failed:
+        return failed, ""
+    cards = sorted({f"{c.node}/{c.cards[0]}" for c in found.fits})
+    more = f" and {len(cards) - CARDS_SAID} more" if len(cards) > CARDS_SAID else ""
+    needed = memory.amount(min(p.memory_bytes for p in model.profiles))
+    return f"waiting for room on {', '.join(cards[:CARDS_SAID])}{more}: it needs {needed}", ""
 
 
 def _failed_starts(known: Record | None) -> str:

@@ -129,9 +129,7 @@ def _jobs(scene: Scene) -> Decision | None:
     """Looks after jobs that something happened to, or whose time has come."""
     index = scene.index
     index.jobs.update(index.job_wake.take(scene.now))
-    queue_is_due = index.queue_due is not None and index.queue_due <= scene.now
-    if queue_is_due or index.frozen != scene.frozen:
-        # What placement would say now may be new without any event.
+    if index.frozen != scene.frozen:
         index.frozen = scene.frozen
         index.jobs |= scene.world.running_jobs
     for id_ in sorted(index.jobs):
