@@ -381,6 +381,17 @@ def test_a_file_of_another_size_is_refused_with_both(
     assert sum(store.partials().values()) == 0
 
 
+def test_the_rest_of_a_file_of_another_size_is_refused_and_the_beginning_thrown_away(
+    tmp_path: Path,
+) -> None:
+    store, task = open_store(tmp_path), task_for(CONTENT)
+    begin_partial(store, CONTENT[:MIB])
+    with file_server(whole_or_rest(CONTENT + b"more")) as server:
+        result = fault(fetched(store, task, registry_sources(task, server)))
+    assert result.code == codes.SIZE_MISMATCH
+    assert sum(store.partials().values()) == 0
+
+
 def test_req_c31_a_missing_file_fails_at_once(tmp_path: Path) -> None:
     store, task = open_store(tmp_path), task_for(CONTENT)
     with file_server(lambda asked: asked.answer(404, x_error_code="EntryNotFound")) as server:
