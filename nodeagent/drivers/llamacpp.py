@@ -5,6 +5,7 @@ must not import the engine: the agent would carry its memory, and a fault in it 
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.drivers import asking, metrics
+from nodeagent.drivers.architectures import architectures_of
 from nodeagent.drivers.driver import (
     GGUF_MAGIC,
     Capabilities,
@@ -66,8 +68,8 @@ class LlamacppDriver:
         self._environment = inherited(os.environ if environment is None else environment)
 
     def info(self) -> EngineInfo:
-        """The version of the engine that will run, the architectures GGUF has names for, and whether
-        this build sees a GPU here."""
+        """The version of the engine that will run, the architectures this build loads (none told when they
+        cannot be found out), and whether it sees a GPU here."""
         with ThreadPoolExecutor(1) as beside:
             sees_gpu = beside.submit(self._sees_gpu)
             # It brings numpy; only who asks pays for that, while the engine looks for its devices.
@@ -76,7 +78,9 @@ class LlamacppDriver:
             return EngineInfo(
                 name=self.engine,
                 version=self._version(),
-                architectures=tuple(sorted(set(gguf.MODEL_ARCH_NAMES.values()))),
+                architectures=architectures_of(
+                    self._libraries(), set(gguf.MODEL_ARCH_NAMES.values())
+                ),
                 card_kinds=("cpu", "gpu") if sees_gpu.result() else ("cpu",),
             )
 
@@ -136,6 +140,16 @@ class LlamacppDriver:
             *(self._llama_server, *launch.args, *ours),
             *("--port", str(port), "--metrics", "--slots"),
         )
+
+    def _libraries(self) -> list[Path]:
+        """Where the table of architectures may be: the library, or the program it is linked into."""
+        if not self._llama_server:
+            spec = importlib.util.find_spec("xllamacpp")
+            folder = Path(spec.origin).parent if spec is not None and spec.origin else Path()
+            return sorted(folder.glob("*.so"))
+        program = Path(self._llama_server).resolve()
+        folders = (program.parent, program.parent.parent / "lib")
+        return [*(lib for folder in folders for lib in sorted(folder.glob("libllama.*"))), program]
 
     def _version(self) -> str:
         if not self._llama_server:
