@@ -13,6 +13,7 @@ from controlplane.domain import jobwrites, step, work
 from controlplane.domain.decision import Change, Decision, Live, Step
 from controlplane.domain.files import TRANSITIONS, copy_on
 from controlplane.domain.index import StepIndex
+from controlplane.domain.needs import needs_of
 from controlplane.domain.repo import Repo, RepoFile
 from controlplane.domain.reports import (
     FileFault,
@@ -27,7 +28,7 @@ from controlplane.domain.reports import (
 from controlplane.domain.shape import ModelShape
 from schemas import codes
 from schemas.commands import JobServe, Outcome
-from schemas.file import File
+from schemas.file import File, FileRemoving
 from schemas.job import STEPS, Job
 from schemas.messages import tag_of
 from schemas.node import CardInfo, EngineInfo, Node, NodeStarted
@@ -116,6 +117,8 @@ class ServeYard(Yard):
     def check_file(self, change: Change) -> None:
         """The event's own mirror moved along the table."""
         assert isinstance(change.state, File)
+        if isinstance(change.event, FileRemoving):
+            assert not needs_of(self.world).is_kept(change.state.key), "somebody needs it"
         mirrors: str = getattr(change.event, "mirror", "")
         known = self.world.files.get(change.state.key)
         for mirror in mirrors.split(", ") if mirrors else ():
