@@ -50,6 +50,10 @@ _GPU_TYPES: Final = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_I
 _LISTED: Final = re.compile(r"\s+(?P<name>[A-Za-z]+)\d*: .*\((?P<mib>\d+) MiB, \d+ MiB free\)\s*")
 """A device as `llama-server --list-devices` prints it."""
 
+_DEFAULTS: Final = {"cache_ram_mib": 0}
+"""Unless the profile says otherwise, nothing grows beside the memory that was leased: by itself llama.cpp keeps
+up to 8 GiB of past prompts."""
+
 _NO_GPU: Final = ("CPU", "BLAS", "RPC")
 """Names of listed devices that are no card of this node."""
 
@@ -193,7 +197,7 @@ def _embedded_argv(
     launch: Launch, host: str, port: int, settings: tuple[llamacpp_flags.Setting, ...]
 ) -> tuple[str, ...]:
     """Our child gets attributes, not flags, so it needs nothing of ours to import."""
-    attributes = {setting.path: setting.value for setting in settings}
+    attributes = {**_DEFAULTS, **{setting.path: setting.value for setting in settings}}
     return (
         *(sys.executable, "-I", str(_CHILD)),
         *("--model", launch.source, "--alias", launch.model, "--host", host, "--port", str(port)),

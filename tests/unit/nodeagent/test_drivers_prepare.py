@@ -147,11 +147,17 @@ def test_the_yard_s_own_secrets_are_given_to_no_engine(tmp_path: Path, name: str
         secrets_in(tmp_path / "in")(name)
 
 
+def test_a_profile_may_let_the_engine_keep_past_prompts(gguf_file: str) -> None:
+    start = started(LlamacppDriver(environment=ENVIRONMENT), llama(gguf_file, "--cache-ram", "64"))
+    given = dict(zip(start.argv[3::2], start.argv[4::2], strict=True))
+    assert json.loads(given["--set"]) == {"cache_ram_mib": 64}
+
+
 def test_llamacpp_runs_our_child_with_the_flags_as_attributes(gguf_file: str) -> None:
     start = started(LlamacppDriver(environment=ENVIRONMENT), llama(gguf_file, "--ctx-size", "2048"))
     assert start.argv[:2] == (sys.executable, "-I")
     given = dict(zip(start.argv[3::2], start.argv[4::2], strict=True))
-    assert json.loads(given.pop("--set")) == {"n_ctx": 2048}
+    assert json.loads(given.pop("--set")) == {"n_ctx": 2048, "cache_ram_mib": 0}
     assert given == {
         "--model": gguf_file,
         "--alias": "smollm2",
