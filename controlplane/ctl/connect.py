@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from controlplane.ctl.failures import CtlError, Unreachable
+from controlplane.ctl.failures import CtlError, RejectedByYard, Unreachable, UsageMistake
 from events.roles import inbox_prefix
 from events.secrets import SecretMissing, api_token_path, nats_password_path, read_secret
 from events.service import default_data
@@ -142,7 +142,8 @@ async def open_wire(place: Place) -> "AsyncIterator[JetStreamWire]":
 
 
 class Api:
-    """The read API. Every method raises Unreachable when nothing answers, CtlError when it refuses."""
+    """The read API. Every method raises Unreachable when nothing answers, CtlError when it refuses:
+    RejectedByYard when what was asked is wrong itself."""
 
     def __init__(self, client: "httpx.AsyncClient", url: str) -> None:
         self._client = client
@@ -180,8 +181,11 @@ def _good(answer: "httpx.Response", path: str) -> dict[str, Any]:
     if answer.status_code == 200:
         return body
     error = body.get("error", {})
-    sentence = error.get("sentence") or f"the API answered {answer.status_code} to {path}"
-    raise CtlError(str(sentence))
+    sentence = str(error.get("sentence") or f"the API answered {answer.status_code} to {path}")
+    if answer.status_code == 400:
+        # What the control plane would reject as a command it rejects as a question, too.
+        raise RejectedByYard(f"{sentence} [{error.get('code', 'bad_request')}]")
+    raise CtlError(sentence)
 
 
 def _body(answer: "httpx.Response") -> dict[str, Any]:
@@ -201,7 +205,11 @@ async def open_api(place: Place) -> AsyncIterator[Api]:
 
     headers = {"Authorization": f"Bearer {secret(api_token_path(place.data))}"}
     # No proxy from the environment: the token must not leave for one on the way to this machine.
-    async with httpx.AsyncClient(
-        base_url=place.api_url, headers=headers, timeout=API_TIMEOUT_S, trust_env=False
-    ) as client:
+    try:
+        client = httpx.AsyncClient(
+            base_url=place.api_url, headers=headers, timeout=API_TIMEOUT_S, trust_env=False
+        )
+    except httpx.InvalidURL as error:
+        raise UsageMistake(f"{place.api_url!r} is no address of an API: {error}") from error
+    async with client:
         yield Api(client, place.api_url)

@@ -5,7 +5,7 @@ Pure: events and progress in, lines out. jobwatch.py follows the log and prints.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -16,6 +16,7 @@ from schemas.progress import FileProgress
 
 NAME_WIDTH: Final = 10
 STATE_WIDTH: Final = 7
+COMMIT_SHOWN: Final = 12
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -26,7 +27,8 @@ class Line(Struct, frozen=True, kw_only=True):
     detail: str
 
     def text(self) -> str:
-        return f"{self.name:<{NAME_WIDTH}}  {self.state:<{STATE_WIDTH}}  {self.detail}".rstrip()
+        detail = " ".join(self.detail.split())
+        return f"{self.name:<{NAME_WIDTH}}  {self.state:<{STATE_WIDTH}}  {detail}".rstrip()
 
 
 class Amount(Struct, frozen=True, kw_only=True):
@@ -76,6 +78,9 @@ def ending(job: Job) -> tuple[str, ...]:
         case "done" if job.reply:
             speed = f" ({job.tokens_per_second:.1f} tokens/s)" if job.tokens_per_second else ""
             return (f"{job.model} answers{speed}: {job.reply}",)
+        case "done" if job.replica:
+            # An embedding model is not asked, and a model may have nothing to say.
+            return (f"{job.model} is served and ready",)
         case "done":
             return (f"{job.model} is served: it loads when first asked for",)
         case "joined":
@@ -157,6 +162,39 @@ def row(job: Mapping[str, object], now_age: str) -> tuple[str, ...]:
         str(job.get("state", "")),
         str(repo),
         str(job.get("model", "")),
-        step,
+        " ".join(step.split()),
         now_age,
     )
+
+
+def fields(job: Mapping[str, Any]) -> dict[str, object]:
+    """What `job show` tells above the steps, from the API's view of a job; -o json has the rest."""
+    commit, chosen = job.get("commit"), job.get("file_set")
+    estimate, rate = job.get("estimate"), job.get("tokens_per_second")
+    return {
+        "id": job.get("id"),
+        "state": job.get("state"),
+        "error": job.get("error"),
+        "code": job.get("code"),
+        "joined": job.get("joined"),
+        "attempt": job.get("attempt"),
+        "by": job.get("by"),
+        "started": job.get("started"),
+        "ended": job.get("ended_at"),
+        "asked for": job.get("request"),
+        "repository": f"{job['repo']} at {commit[:COMMIT_SHOWN]}" if commit else None,
+        "files": files_text(chosen) if chosen else None,
+        "model": job.get("model"),
+        "architecture": job.get("architecture"),
+        "context": job.get("context_length"),
+        "memory": size(estimate["total_bytes"]) if estimate else None,
+        "replica": job.get("replica"),
+        "speed": f"{rate:.1f} tokens/s" if rate else None,
+        "reply": job.get("reply"),
+    }
+
+
+def files_text(chosen: Mapping[str, Any]) -> str:
+    """A file set in a few words, from the API's view of it."""
+    count = chosen.get("shards", 1)
+    return f"{chosen['name']}, {size(chosen['bytes'])} in {count} file{'s' if count > 1 else ''}"

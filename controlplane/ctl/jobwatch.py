@@ -6,6 +6,7 @@ steps; on a pipe it is a line now and then.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 from rich.console import Console
@@ -80,27 +81,23 @@ class _Watch:
 
     async def run(self) -> Job:
         loop = asyncio.get_running_loop()
-        hear = [
-            await self._wire.on_progress("file", FileProgress, self._on_file),
-            await self._wire.on_progress("fetch", FileProgress, self._on_fetch),
-        ]
-        follower = self._log.follow(
-            [
-                event_subject("job", self._id, prefix=self._prefix),
-                f"{event_subject('file', prefix=self._prefix)}.*",
-            ]
-        )
-        try:
+        async with AsyncExitStack() as at_the_end:
+            at_the_end.callback(self._bar.close)
+            for kind, hear in (("file", self._on_file), ("fetch", self._on_fetch)):
+                heard = await self._wire.on_progress(kind, FileProgress, hear)
+                at_the_end.push_async_callback(heard.close)
+            follower = self._log.follow(
+                [
+                    event_subject("job", self._id, prefix=self._prefix),
+                    f"{event_subject('file', prefix=self._prefix)}.*",
+                ]
+            )
+            at_the_end.push_async_callback(follower.close)
             while True:
                 self._apply(await follower.next())
                 if self._job is not None and jobview.is_over(self._job):
                     return self._job
                 self._show(loop.time())
-        finally:
-            self._bar.close()
-            await follower.close()
-            for subscription in hear:
-                await subscription.close()
 
     def _apply(self, batch: Batch) -> None:
         if not batch.connected:
@@ -122,9 +119,10 @@ class _Watch:
     def _take(self, job: Job) -> None:
         for line in jobview.news(self._job, job):
             self._tell(line.text(), _COLOURS.get(line.state, ""))
-        self._job = job
-        if job.steps and job.steps[-1].state != "running":
+        # What is shown belongs to the step under way: with the step it goes, also when the next one runs already.
+        if self._job is None or _under_way(self._job) != _under_way(job):
             self._bar.hide()
+        self._job = job
 
     def _tell(self, text: str, style: str) -> None:
         self._bar.print(Text(text, style=style if self._out.is_terminal else ""))
@@ -155,6 +153,11 @@ class _Watch:
             amount = self._amounts.of_node()
         if amount is not None:
             self._bar.show(amount, now_s)
+
+
+def _under_way(job: Job) -> tuple[int, int, bool]:
+    """Attempt, step, and whether that runs."""
+    return job.attempt, len(job.steps), bool(job.steps) and job.steps[-1].state == "running"
 
 
 class _Lines:

@@ -14,7 +14,7 @@ from controlplane.ctl import jobview
 from controlplane.ctl.acts import tell
 from controlplane.ctl.commanding import carry_out
 from controlplane.ctl.connect import Api, Place, open_log
-from controlplane.ctl.failures import CtlError
+from controlplane.ctl.failures import EXIT_FAILED, CtlError, UsageMistake
 from controlplane.ctl.show import age, console, print_fields, print_json, print_table, size
 from events.log import EventLog, Recorded
 from schemas.commands import (
@@ -97,8 +97,10 @@ async def _verified(log: EventLog, subjects: list[str]) -> int:
                     else []
                 )
                 bad += bool(failed)
-                path = f"{file.repo}/{file.path}" if isinstance(file, File) else item.key[0]
-                print(f"{path}: {failed[0].reason if failed else 'as it was'}")
+                if not isinstance(file, File):
+                    print(f"{item.key[0]}: gone meanwhile")
+                    continue
+                print(f"{file.repo}/{file.path}: {failed[0].reason if failed else 'as it was'}")
     finally:
         await follower.close()
     return bad
@@ -109,7 +111,8 @@ async def collect(place: Place, timeout_s: float, *, dry_run: bool) -> None:
 
 
 async def follow(place: Place, job: str) -> None:
-    """Watches a job until it is over."""
+    """Watches a job until it is over. Raises as `jobwatch.watch`."""
+    _typed(job, "a job")
     # Imported here: what draws bars is no part of the other commands' start.
     from controlplane.ctl.jobwatch import watch
 
@@ -128,7 +131,8 @@ async def _started(place: Place, body: CommandBody, timeout_s: float, *, detach:
     try:
         await follow(place, jobs[0])
     except BaseException as error:
-        if not isinstance(error, CtlError):
+        # Whatever ended but the job itself (its own end is 1): Ctrl-C, a NATS that went away.
+        if not isinstance(error, CtlError) or error.code != EXIT_FAILED:
             console(stderr=True).print(f"the job goes on: yardctl job watch {jobs[0]}")
         raise
 
@@ -147,12 +151,12 @@ async def list_jobs(api: Api, output: str, now: datetime) -> None:
 
 
 async def show_job(api: Api, job: str, output: str) -> None:
-    found: dict[str, Any] = await api.data(f"/v1/jobs/{quote(job, safe='')}")
+    found: Row = await api.data(f"/v1/jobs/{quote(_typed(job, 'a job'), safe='')}")
     if output == "json":
         print_json(found)
         return
-    steps = found.pop("steps", [])
-    print_fields(found)
+    steps = found.get("steps", [])
+    print_fields(jobview.fields(found))
     if steps:
         print("steps:")
         for step in steps:
@@ -189,6 +193,7 @@ def _file_row(file: Row, now: datetime) -> tuple[str, ...]:
 
 async def show_file(api: Api, key: str, output: str) -> None:
     """One file by its key or the beginning of it. Raises CtlError when none or several match."""
+    _typed(key, "a file's key")
     files: list[Row] = await api.data("/v1/files")
     found = [file for file in files if file["key"].startswith(key) or file["path"] == key]
     if len(found) != 1:
@@ -204,6 +209,9 @@ async def show_registry(
     api: Api, repo: str, quant: str | None, file: str | None, revision: str | None, output: str
 ) -> None:
     """What a repository holds and what would be picked of it."""
+    owner, _, name = repo.partition("/")
+    if not (owner and name) or "/" in name or owner.startswith("."):
+        raise UsageMistake(f"{repo!r} is not a repository; it looks like OWNER/REPO")
     query = {"quant": quant, "file": file, "revision": revision}
     found: Row = (
         await api.get(
@@ -216,7 +224,9 @@ async def show_registry(
         print_json(found)
         return
     access = found.get("gated") or ("private" if found.get("private") else "open")
-    print(f"{found['repo']} at {found['commit'][:12]}, {access if access != 'auto' else 'gated'}")
+    print(
+        f"{found['repo']} at {found['commit'][: jobview.COMMIT_SHOWN]}, {access if access != 'auto' else 'gated'}"
+    )
     print_table(
         ("", "file set", "quant", "size", "files"),
         (
@@ -254,17 +264,18 @@ def _print_plan(found: Row) -> None:
     there = found.get("fetched_bytes") or 0
     print_fields(
         {
-            "repository": f"{found['repo']} at {found['commit'][:12]}",
+            "repository": f"{found['repo']} at {found['commit'][: jobview.COMMIT_SHOWN]}",
             "model": found.get("model"),
-            "files": _files_text(chosen) if chosen else None,
-            "to fetch": size(chosen["bytes"] - there) if chosen and there else None,
+            "files": jobview.files_text(chosen) if chosen else None,
+            "to fetch": _lacking(chosen["bytes"] - there) if chosen and there else None,
             "architecture": found.get("architecture"),
             "context": found.get("context_length"),
             "memory": found.get("explained"),
         }
     )
     if found.get("places"):
-        print("where it would fit:")
+        fits = any(place.get("rank") for place in found["places"])
+        print("where it would fit:" if fits else "it fits nowhere:")
         rows = (
             (
                 f"{place['node']}/{'+'.join(place['cards'])}",
@@ -277,6 +288,12 @@ def _print_plan(found: Row) -> None:
         print_table(("  card", "profile", "rank", "why"), ((f"  {a}", *b) for a, *b in rows), "")
 
 
-def _files_text(chosen: Row) -> str:
-    count = chosen.get("shards", 1)
-    return f"{chosen['name']}, {size(chosen['bytes'])} in {count} file{'s' if count > 1 else ''}"
+def _lacking(amount: int) -> str:
+    return size(amount) if amount else "nothing: the mirror has it"
+
+
+def _typed(name: str, what: str) -> str:
+    """`name` itself. Raises UsageMistake when nothing was typed, which would name all of them."""
+    if not name:
+        raise UsageMistake(f"expected the name of {what}, got nothing")
+    return name

@@ -20,6 +20,8 @@ _COLOURS: Final[Mapping[str, str]] = {
     "accepted": "green",
     "reachable": "green",
     "starting": "yellow",
+    "fetching": "yellow",
+    "running": "yellow",
     "loading": "yellow",
     "placing": "yellow",
     "waiting": "yellow",
@@ -111,7 +113,7 @@ def _takes_a_line(item: Any) -> bool:
 
 
 def _plain(name: str, value: Any) -> str:
-    if name.endswith("_bytes") and isinstance(value, int):
+    if (name == "bytes" or name.endswith("_bytes")) and isinstance(value, int):
         return size(value)
     if isinstance(value, bool):
         return "yes" if value else "no"

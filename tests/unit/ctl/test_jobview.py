@@ -110,3 +110,15 @@ def test_a_nodes_fetch_is_told_by_the_furthest() -> None:
     told = amounts.of_node()
     assert told is not None
     assert told.bytes == 5
+
+
+def test_a_job_that_was_not_asked_for_a_reply_is_served_all_the_same() -> None:
+    ready = replace(JOB, state="done", replica="r-1")
+    assert ending(ready) == ("smol is served and ready",)
+
+
+def test_a_detail_of_several_lines_stays_on_one() -> None:
+    failed = replace(JOB, steps=(step("placement", "failed", "no room:\n  gpu0 is full"),))
+    assert [line.text() for line in news(None, failed)] == [
+        "placement   failed   no room: gpu0 is full"
+    ]
