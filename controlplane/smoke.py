@@ -72,7 +72,8 @@ async def smoke(task: Smoke, key: str | None, *, timeout_s: float) -> SmokeAnswe
     except TimeoutError:
         return _failed(task, f"the replica did not answer within {timeout_s:g} s")
     except httpx.HTTPError as error:
-        return _failed(task, f"the replica could not be asked: {error or type(error).__name__}")
+        why = f"the replica could not be asked: {str(error) or type(error).__name__}"
+        return _failed(task, why, unanswered=True)
     wall_s = time.monotonic() - began
     if answer.status_code != 200:
         return _failed(task, f"the replica answered {answer.status_code}: {_quoted(bytes(raw))}")
@@ -94,13 +95,14 @@ async def smoke(task: Smoke, key: str | None, *, timeout_s: float) -> SmokeAnswe
     )
 
 
-def _failed(task: Smoke, sentence: str) -> StepFailed:
+def _failed(task: Smoke, sentence: str, *, unanswered: bool = False) -> StepFailed:
     return StepFailed(
         job=task.job,
         attempt=task.attempt,
         index=task.index,
         code=codes.SMOKE_FAILED,
         sentence=sentence,
+        unanswered=unanswered,
     )
 
 

@@ -108,7 +108,9 @@ def _follow_pending(
     replica = scene.world.replicas.get(planned.item.replica)
     is_starting = replica is not None and replica.phase in ("starting", "fetching")
     phase = "loading" if is_starting else "placing"
-    if activation.phase == phase and activation.replica == planned.item.replica:
+    expected_at = _expected_at(scene, activation, replica)
+    is_known = activation.phase == phase and activation.replica == planned.item.replica
+    if is_known and (expected_at is None or activation.expected_ready_at is not None):
         return None
     if activation.phase == "refused" and not is_starting and not asked:
         return None
@@ -126,9 +128,6 @@ def _follow_pending(
             is_new=is_new,
             **_where(planned),
         )
-    known = scene.world.records.get(activation.model)
-    load_s = memory.expected_load_s(known, replica.profile, replica.card_kind)
-    started_at = replica.started_at or scene.now
     event = ActivationLoading(replica=replica.id)
     return moves.move(
         activation,
@@ -136,9 +135,19 @@ def _follow_pending(
         scene.now,
         f"{replica.id} is {replica.phase} on {planned.node}",
         is_new=is_new,
-        expected_ready_at=None if load_s is None else started_at + timedelta(seconds=load_s),
+        expected_ready_at=expected_at,
         **_where(planned),
     )
+
+
+def _expected_at(scene: Scene, activation: Activation, replica: Replica | None) -> datetime | None:
+    """When a starting engine should be ready, by earlier loads; nobody knows how long a fetch takes."""
+    if replica is None or replica.phase != "starting":
+        return None
+    known = scene.world.records.get(activation.model)
+    load_s = memory.expected_load_s(known, replica.profile, replica.card_kind)
+    started_at = replica.started_at or scene.now
+    return None if load_s is None else started_at + timedelta(seconds=load_s)
 
 
 def rejoined(

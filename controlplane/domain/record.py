@@ -31,6 +31,9 @@ from schemas.settings import ControlplaneSettings
 CRASH_WINDOW_S: Final = 600.0
 """Ends of ready replicas closer together than this count as one row."""
 
+NOT_THE_MODELS: Final = frozenset({"fetch_failed", "disk_full"})
+"""Codes of starts that say nothing against the model: its files could not be brought to the node."""
+
 LOADS_KEPT: Final = 8
 COUNTED_KEPT: Final = 16
 
@@ -118,7 +121,8 @@ def fold_failed(
     1. A ready replica that ended by itself: the first within ten minutes may be started again at once,
        later ones wait longer each time.
     2. A start that failed: the model waits 15 s, doubling with every failed start in a row on any card.
-    3. After five in a row, on two cards or more or on the only one, it is given up for 30 min.
+    3. After five in a row, on two cards or more or on the only one, it is given up for 30 min; starts that
+       failed for want of the files wait like others and do not count here.
     """
     before = record or Record(model=replica.model, incarnation=replica.incarnation)
     card = replica.cards[0] if replica.cards else ""
@@ -157,9 +161,10 @@ def fold_failed(
     )
     failures = (*others, entry)
     failed_cards = {(f.node, f.card) for f in failures if f.count > 0}
-    in_a_row = sum(f.count for f in failures)
+    in_a_row = sum(f.count for f in failures if f.code not in NOT_THE_MODELS)
     given_up = (
         not replica.was_ready
+        and entry.code not in NOT_THE_MODELS
         and in_a_row >= settings.quarantine_after
         and (len(failed_cards) >= 2 or cards_possible <= 1)
     )

@@ -47,6 +47,7 @@ from schemas.replica import (
     Replica,
     ReplicaDraining,
     ReplicaFailed,
+    ReplicaFetching,
     ReplicaReady,
     ReplicaRefused,
     ReplicaStarting,
@@ -106,9 +107,11 @@ def counting_ids(counts: dict[str, int] | None = None) -> Ids:
 
 @dataclass
 class Engine:
-    """How engines of one model behave: seconds to load, and whether the next starts fail."""
+    """How engines of one model behave: seconds to fetch and to load, and whether the next starts fail."""
 
+    fetch_s: float = 0.0
     load_s: float = 2.0
+    fail_code: str = "exited"
     fails: int = 0
     last_line: str = "error: out of luck"
     measured_bytes: int | None = None
@@ -439,7 +442,10 @@ class Yard:
         if replica.phase in TERMINAL_PHASES:
             return
         if item.stop is not None:
-            if item.stop.force or replica.phase == "starting":
+            if replica.phase == "fetching":
+                self._tell(replace(replica, phase="withdrawn"), ReplicaWithdrawn())
+                self._release(replica)
+            elif item.stop.force or replica.phase == "starting":
                 self._stop(replica)
             elif replica.phase == "ready" and replica.taken_back != item.stop.decision:
                 self._tell(
@@ -451,6 +457,8 @@ class Yard:
             return
         if replica.phase == "draining":
             self._tell(replace(replica, phase="ready", stop_decision=None), ReplicaReady())
+        elif replica.phase == "fetching":
+            self._fetch(replica)
         elif replica.phase == "starting":
             self._load(replica)
 
@@ -490,8 +498,18 @@ class Yard:
             replace(card, rev=card.rev + 1, leases=(*card.leases, lease)),
             CardLeased(holder=item.replica, memory_bytes=item.memory_bytes, fence=card.rev),
         )
+        if self.engine(item.launch.model).fetch_s > 0:
+            self._tell(
+                self._fresh(node, item, "fetching"), ReplicaFetching(source=item.launch.source)
+            )
+            return
         fresh = replace(self._fresh(node, item, "starting"), started_at=self.now)
         self._tell(fresh, ReplicaStarting(port=20000))
+
+    def _fetch(self, replica: Replica) -> None:
+        if (self.now - replica.since).total_seconds() >= self.engine(replica.model).fetch_s:
+            starting = replace(replica, phase="starting", started_at=self.now)
+            self._tell(starting, ReplicaStarting(port=20000))
 
     def _load(self, replica: Replica) -> None:
         engine = self.engine(replica.model)
@@ -501,7 +519,7 @@ class Yard:
             return
         if engine.fails > 0:
             engine.fails -= 1
-            self.fail(replica.id, last_line=engine.last_line)
+            self.fail(replica.id, code=engine.fail_code, last_line=engine.last_line)
             return
         self._tell(
             replace(

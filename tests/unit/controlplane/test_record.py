@@ -53,6 +53,22 @@ def test_req_a25_a_measured_load_says_when_the_next_will_be_ready() -> None:
     assert y.activation("a").expected_ready_at == started + timedelta(seconds=7)
 
 
+def test_req_a25_nobody_knows_how_long_a_fetch_takes_only_the_load_after_it() -> None:
+    y = yard().add(model("a", idle_s=1))
+    y.engine("a").load_s = 7.0
+    ask_and_stop(y)
+    y.engine("a").fetch_s = 60.0
+    y.request("a")
+    y.turn()
+    assert y.phase("a") == "loading"
+    assert y.activation("a").expected_ready_at is None
+    y.until(lambda: y.activation("a").expected_ready_at is not None, 70)
+    assert y.phase("a") == "loading"
+    (started,) = [r.started_at for r in y.world.replicas.values() if r.phase == "starting"]
+    assert started is not None
+    assert y.activation("a").expected_ready_at == started + timedelta(seconds=7)
+
+
 def test_ready_is_not_delayed_by_a_measurement_that_comes_later() -> None:
     y = yard().add(model("a"))
     ask(y)
@@ -117,6 +133,21 @@ def test_five_failed_starts_on_the_only_card_are_given_up_for_half_an_hour() -> 
     assert activation.retry_at == quarantined.until
     assert "5 starts in a row failed" in activation.reason
     assert "error: out of luck" in activation.reason
+
+
+@pytest.mark.parametrize("code", ["fetch_failed", "disk_full"])
+def test_files_that_cannot_be_brought_to_the_node_say_nothing_against_the_model(code: str) -> None:
+    y = failing()
+    y.engine("a").fail_code = code
+    give_up(y)
+    y.advance(301, by=50)
+    ask(y)
+    assert y.started("a") > 5
+    assert y.record("a").quarantined is None
+    assert y.activation("a").code == "start_failed"  # it waits like any failed start
+    y.engine("a").fail_code = "exited"
+    give_up(y)
+    assert y.record("a").quarantined is not None
 
 
 def test_five_failed_starts_on_two_cards_are_given_up_too() -> None:
