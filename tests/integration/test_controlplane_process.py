@@ -15,7 +15,13 @@ from events.connection import connect
 from events.ids import new_id
 from events.jetstream import JetStreamLog
 from events.roles import inbox_prefix
-from events.secrets import api_token_path, ensure_secret, nats_password_path, read_secret
+from events.secrets import (
+    api_token_path,
+    ensure_secret,
+    nats_password_path,
+    read_secret,
+    yard_secret_path,
+)
 from events.server import prepare
 from schemas.commands import Command, ModelAdd
 from tests.support.aio import run, until
@@ -36,6 +42,7 @@ class Yard:
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
         self.token = ensure_secret(api_token_path(self.data))
+        ensure_secret(yard_secret_path(self.data))
         self.server = NatsServer(folder / "nats", configuration=prepare(self.data, ["local"]))
         self.port = free_port()
 
