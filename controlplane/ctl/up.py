@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -117,11 +117,19 @@ def lock_data(data: Path) -> IO[str]:
     return lock
 
 
-def _free_port() -> int:
-    """A port nobody listens on now; another program may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int, taken: Sequence[int] = ()) -> list[int]:
+    """Ports nobody listens on now, all different and none of `taken`; another program may take one before
+    it is used."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        # Each is held until all are found: a port that was let go may be given again at once.
+        while len(found) < count:
+            probe = held.enter_context(socket.socket())
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+            if port not in taken:
+                found.append(port)
+    return found
 
 
 def _port_taken(port: int) -> bool:
@@ -161,7 +169,8 @@ async def _choose_ports(
                     " (0 = any free port)"
                 )
             await asyncio.sleep(0.1)
-    chosen = [p or _free_port() for p in named.values()]
+    free = iter(free_ports(len(named) - len(fixed), fixed))
+    chosen = [p or next(free) for p in named.values()]
     return chosen[0], chosen[1], chosen[2]
 
 
@@ -387,6 +396,8 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
     patience = PATIENCE_S if _old_services(data) else 0.0
     await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience, say)
+    more = options.more_gateways, options.more_controlplanes
+    others = free_ports(1 + sum(more), (gateway_port, api_port, nats_port))
     configuration = make_files(data, [NODE])
     yard = Yard(
         yard_id=yard_id(data),
@@ -394,9 +405,9 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         gateway_port=gateway_port,
         api_port=api_port,
         nats_port=nats_port,
-        monitoring_port=_free_port(),
-        more_gateway_ports=tuple(_free_port() for _ in range(options.more_gateways)),
-        more_api_ports=tuple(_free_port() for _ in range(options.more_controlplanes)),
+        monitoring_port=others[0],
+        more_gateway_ports=tuple(others[1 : 1 + more[0]]),
+        more_api_ports=tuple(others[1 + more[0] :]),
     )
     try:
         specs = _specs(yard, options, configuration)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from controlplane.ctl.supervisor import python_argv
+from controlplane.ctl.up import free_ports
 from nodeagent.app import locked
 from tests.support.aio import run, until
 from tests.system.test_kills import engines_of
@@ -221,3 +222,10 @@ def test_req_x1_a_taken_port_is_named(tmp_path: Path) -> None:
             assert os.listdir(tmp_path / "data") != []
 
     run(story(), 50)
+
+
+def test_the_free_ports_of_a_yard_all_differ() -> None:
+    """A port that was looked at and let go may be given again at once."""
+    few = free_ports(3)
+    many = free_ports(500, few)
+    assert len({*few, *many}) == 503
