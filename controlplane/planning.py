@@ -209,7 +209,12 @@ class Planner:
             context = wanted.context_length
         else:
             context = verdict.context_length
-            wanted = replace(wanted, context_length=context, generates=verdict.generates)
+            wanted = replace(
+                wanted,
+                context_length=context,
+                generates=verdict.generates,
+                unmapped=verdict.unmapped,
+            )
         assert job.file_set is not None
         made = jobchecks.estimate_of(wanted, header.shape, job.file_set.bytes)
         model = jobentry.model_of(wanted, made.total_bytes)

@@ -94,6 +94,7 @@ class Job(Struct, frozen=True, kw_only=True):
     `attempt` counts starts: 1, and one more with each retry. `commit` is pinned by the first step and used
     to the end. `key` (`repo@commit`, set name and model name) tells identical jobs; `joined` is the job
     this one became. `catalog_at` is when the entry was added. Steps that have not begun do not appear.
+    `unmapped`: the engine would copy weights beside a mapped file, so it reads the file instead.
     `generates` False: an embedding model, which cannot be asked to say hello. `entry_found`: the entry was
     in the catalog and on before this job came to it, so it is not switched off when the job fails.
     """
@@ -116,6 +117,7 @@ class Job(Struct, frozen=True, kw_only=True):
     file_set: FileSet | None = None
     architecture: str = ""
     generates: bool = True
+    unmapped: bool = False
     context_length: int | None = None
     estimate: MemoryEstimate | None = None
     catalog_at: datetime | None = None

@@ -31,6 +31,7 @@ class Passed(Struct, frozen=True, kw_only=True):
 
     architecture: str
     generates: bool
+    unmapped: bool
     context_length: int
     estimate: MemoryEstimate
     detail: str
@@ -61,6 +62,7 @@ def check(scene: Scene, job: Job, report: HeaderRead) -> Passed | Failed:
     if wrong is not None:
         return wrong
     generates = shape.causal if shape is not None else True
+    unmapped = shape is not None and shape.repacked > 0
     asked = job.request.context_length
     trained = shape.trained_context if shape is not None else 0
     context_length = min(asked, trained) if trained > 0 else asked
@@ -70,6 +72,7 @@ def check(scene: Scene, job: Job, report: HeaderRead) -> Passed | Failed:
         request=job.request,
         context_length=context_length,
         generates=generates,
+        unmapped=unmapped,
         gpus=jobentry.has_gpus(scene.world.nodes.values()),
     )
     made = estimate_of(wanted, shape, job.file_set.bytes)
@@ -83,6 +86,7 @@ def check(scene: Scene, job: Job, report: HeaderRead) -> Passed | Failed:
     return Passed(
         architecture=architecture,
         generates=generates,
+        unmapped=unmapped,
         context_length=context_length,
         estimate=made,
         detail=_detail(job, architecture, context_length, made, report.why, places.sentence),
@@ -95,7 +99,10 @@ def estimate_of(
     """What one replica of that entry will use; by the size of the files when the header gave no shape."""
     if shape is None:
         return estimate.by_size(weights_bytes, wanted.request.ctx_pool)
-    return estimate.estimate_for_args(shape, weights_bytes, jobentry.arguments(wanted))
+    args = jobentry.arguments(wanted)
+    if wanted.unmapped:
+        args = (*args, *jobentry.UNMAPPED)
+    return estimate.estimate_for_args(shape, weights_bytes, args)
 
 
 def _detail(

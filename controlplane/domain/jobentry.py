@@ -29,6 +29,9 @@ GPU_PRIORITY: Final = 200
 """Higher is tried first: a card of its own before the machine's memory."""
 
 ALL_LAYERS: Final = "999"
+UNMAPPED: Final = ("--load-mode", "none")
+"""On a processor llama.cpp keeps a second copy of some quantisations (Q4_0, Q4_K, …) in an order that suits it.
+Read instead of mapped, there is the one copy only: half the memory, for a load that is no longer."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -39,6 +42,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     request: ServeRequest
     context_length: int
     generates: bool = True
+    unmapped: bool = False
     gpus: bool = False
 
 
@@ -51,6 +55,7 @@ def wanted_of(world: World, job: Job) -> Wanted:
         request=request,
         context_length=job.context_length or request.context_length,
         generates=job.generates,
+        unmapped=job.unmapped,
         gpus=has_gpus(world.nodes.values()),
     )
 
@@ -87,8 +92,11 @@ def entry_of(wanted: Wanted, memory_bytes: int) -> dict[str, Any]:
     low, high = scaling_of(request)
     memory = f"{-(-memory_bytes // GIB)}GiB"
     args = list(arguments(wanted))
+    on_cpu = [*args, *UNMAPPED] if wanted.unmapped else args
     common: dict[str, Any] = {"engine": "llamacpp", "weight": 1, "memory": memory}
-    profiles = [{"name": "cpu", **common, "priority": CPU_PRIORITY, "card": ["cpu"], "args": args}]
+    profiles = [
+        {"name": "cpu", **common, "priority": CPU_PRIORITY, "card": ["cpu"], "args": on_cpu}
+    ]
     if wanted.gpus:
         on_gpu = [*args, "--n-gpu-layers", ALL_LAYERS]
         profiles.append(

@@ -127,6 +127,7 @@ def _header(scene: Scene, job: Job, report: HeaderRead) -> Decision:
         found.detail,
         architecture=jobtexts.clipped(found.architecture, 100),
         generates=found.generates,
+        unmapped=found.unmapped,
         context_length=found.context_length,
         estimate=found.estimate,
     )

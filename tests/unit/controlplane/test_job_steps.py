@@ -607,6 +607,22 @@ def test_req_c46_the_entry_is_the_one_a_person_would_write() -> None:
     assert y.steps()[4] == ("catalog", "done"), "in the same batch"
 
 
+def test_weights_the_processor_gets_in_another_order_are_read_and_not_mapped() -> None:
+    engines = (llamacpp("llama", kinds=("cpu", "gpu")),)
+    mapped, read = (
+        serve_yard(engines=engines, gpu_gib=24, header=shape(repacked=share)) for share in (0, 0.9)
+    )
+    for y in (mapped, read):
+        y.serve()
+        y.advance(10)
+    cpu, gpu = read.world.models["model"].profiles
+    assert cpu.args[-2:] == ("--load-mode", "none")
+    assert "--load-mode" not in (*gpu.args, *mapped.world.models["model"].profiles[0].args)
+    [job] = read.world.jobs.values()
+    assert job.estimate is not None
+    assert job.estimate.repacked_bytes == 0, "one copy is all there is"
+
+
 def test_req_c50_a_gpu_that_llamacpp_can_use_gets_a_profile_that_comes_first() -> None:
     engines = (llamacpp("llama", kinds=("cpu", "gpu")),)
     y = serve_yard(engines=engines, gpu_gib=24)
