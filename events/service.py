@@ -90,8 +90,9 @@ def start_log(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # httpx logs every request at INFO; nats its own reconnects through our callbacks already.
-    for noisy in ("httpx", "httpcore", "nats"):
+    # httpx (and httpx2, huggingface_hub's own) logs every request at INFO, a name and password in its address
+    # too; nats its own reconnects through our callbacks already.
+    for noisy in ("httpx", "httpx2", "httpcore", "nats"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
