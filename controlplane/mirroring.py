@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 WRITER = "control"
 """The user whose right it is to tell the progress of the mirrors."""
 
+EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
 
 class Mirroring:
     """The mirror `name` in `folder`. `environment` holds the registry's address and token.
@@ -52,6 +54,7 @@ class Mirroring:
     ) -> None:
         self.name = name
         self.url = settings.mirror_url
+        self._listen = settings.listen
         self._wire = wire
         self._yard_secret = yard_secret
         self.store = Store(folder, keep_free_bytes=settings.mirror_keep_free_bytes)
@@ -78,8 +81,9 @@ class Mirroring:
             log.warning("the mirror lost something", extra={"what": lost})
 
     async def run(self, port: int) -> None:
-        """Announces the mirror, served at `port` of this host unless the settings say where, until cancelled."""
-        self.url = self.url or f"http://127.0.0.1:{port}"
+        """Announces the mirror until cancelled: at the address it is served at, `port` as it turned out to be,
+        unless the settings say where."""
+        self.url = self.url or announced(self._listen, port)
         await self._mirrors.run()
 
     async def close(self) -> None:
@@ -141,6 +145,18 @@ class Mirroring:
         )
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
+
+
+def announced(listen: str, port: int) -> str:
+    """Where readers find what listens at `listen`. Of every address only this host's own is known."""
+    host = listen.rpartition(":")[0].strip("[]")
+    if host in EVERY_ADDRESS:
+        log.warning(
+            "nodes on other machines cannot reach this mirror; set controlplane.mirror_url",
+            extra={"listen": listen},
+        )
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def may_read(world: World, reader: str) -> bool:
