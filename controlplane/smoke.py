@@ -23,7 +23,10 @@ QUOTED: Final = 300
 
 
 class _Message(Struct):
+    """A model that thinks first may have come no further within MAX_TOKENS: then its thoughts are its reply."""
+
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(Struct):
@@ -79,7 +82,8 @@ async def smoke(task: Smoke, key: str | None, *, timeout_s: float) -> SmokeAnswe
         return _failed(task, f"the replica answered {answer.status_code}: {_quoted(bytes(raw))}")
     try:
         completion = msgspec.json.decode(bytes(raw), type=_Completion)
-        reply = (completion.choices[0].message.content or "").strip()
+        message = completion.choices[0].message
+        reply = ((message.content or "").strip() or message.reasoning_content or "").strip()
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError):
         return _failed(task, f"the replica's answer was not a completion: {_quoted(bytes(raw))}")
     timings = completion.timings

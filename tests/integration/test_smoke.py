@@ -110,6 +110,14 @@ def test_req_c61_the_reply_is_trimmed_and_prompt_time_is_kept_apart() -> None:
     assert (report.completion_tokens, report.generation_s, report.prompt_s) == (30, 0.25, 0.5)
 
 
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_a_model_that_only_thought_so_far_is_quoted_with_that(content: str | None) -> None:
+    message = {"role": "assistant", "content": content, "reasoning_content": "They greet me. "}
+    report, _ = ask(http(200, msgspec.json.encode(completion(choices=[{"message": message}]))))
+    assert isinstance(report, SmokeAnswered)
+    assert report.reply == "They greet me."
+
+
 def test_an_engine_without_times_of_its_own_is_timed_from_outside() -> None:
     report, _ = ask(http(200, msgspec.json.encode(completion(usage={}))))
     assert isinstance(report, SmokeAnswered)
