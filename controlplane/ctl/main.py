@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
 
@@ -493,6 +494,9 @@ serve_cli.register(cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs yardctl and returns its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A terminal that lacks a character gets a question mark, not a failure.
+        sys.stdout.reconfigure(errors="replace")
     # Libraries log their troubles; a person gets the sentence of the error instead.
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)
     try:

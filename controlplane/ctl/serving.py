@@ -14,7 +14,7 @@ from controlplane.ctl import jobview
 from controlplane.ctl.acts import tell
 from controlplane.ctl.commanding import carry_out
 from controlplane.ctl.connect import Api, Place, open_log
-from controlplane.ctl.failures import EXIT_FAILED, CtlError, UsageMistake
+from controlplane.ctl.failures import EXIT_FAILED, CtlError, Unreachable, UsageMistake
 from controlplane.ctl.show import age, console, print_fields, print_json, print_table, size
 from events.log import EventLog, Recorded
 from schemas.commands import (
@@ -78,13 +78,18 @@ async def verify(place: Place, what: str, timeout_s: float) -> None:
 
 
 async def _verified(log: EventLog, subjects: list[str]) -> int:
-    """Waits until none of these files is being read; how many failed."""
+    """Waits until none of these files is being read; how many failed. Raises Unreachable."""
     follower = log.follow(subjects)
     left = set(subjects)
     bad = 0
     try:
         while left:
-            for item in (await follower.next()).items:
+            batch = await follower.next()
+            if not batch.connected:
+                raise Unreachable(
+                    "NATS went away; the files are verified all the same: yardctl mirror list"
+                )
+            for item in batch.items:
                 if not isinstance(item, Recorded) or item.subject not in left:
                     continue
                 file = item.state

@@ -1,16 +1,21 @@
 """What yardctl prints about jobs, files and repositories, and what it refuses before it asks anybody."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import io
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
-from controlplane.ctl import connect, main, serving
+from controlplane.ctl import connect, main, serve_cli, serving
 from controlplane.ctl.connect import Api, Place
 from controlplane.ctl.failures import CtlError, RejectedByYard, Unreachable
+from events.memory import MemoryLog
+from events.memory_broker import MemoryBroker
 from schemas.commands import JobServe, Outcome
 from tests.support.aio import run
 
@@ -193,3 +198,35 @@ def test_whoever_leaves_a_job_is_told_that_it_goes_on(
     with pytest.raises(type(error)):
         run(serving.serve(place, JobServe(repo="a/b"), 1.0, detach=False))
     assert ("yardctl job watch j-1" in capsys.readouterr().err) is is_told
+
+
+def test_a_terminal_without_the_character_gets_another_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets = [{"name": "smol", "quant": "Q4_1", "bytes": 1024, "shards": 1, "picked": True}]
+    view = {"repo": "a/b", "commit": "c0ffee", "sets": sets, "sentence": "picks smol"}
+
+    @contextlib.asynccontextmanager
+    async def opened(_: Place) -> AsyncIterator[Api]:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"data": view}))
+        async with httpx.AsyncClient(transport=transport, base_url="http://yard") as client:
+            yield Api(client, "http://yard")
+
+    raw = io.BytesIO()
+    monkeypatch.setattr(serve_cli, "open_api", opened)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main.main(["registry", "show", "a/b"]) == 0
+    sys.stdout.flush()
+    assert b"?  smol" in raw.getvalue()
+
+
+def test_a_verification_is_not_waited_for_without_nats() -> None:
+    async def story() -> None:
+        broker = MemoryBroker()
+        log = MemoryLog(broker, source="/ctl")
+        checking = asyncio.create_task(serving._verified(log, ["yard.evt.file.k"]))
+        log.connection.disconnect()
+        with pytest.raises(Unreachable, match="mirror list"):
+            await checking
+
+    run(story())
