@@ -69,7 +69,8 @@ class Files:
         settings: NodeagentSettings,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = Store(folder)
+        self._mirror_folder = Path(settings.mirror_folder) if settings.mirror_folder else None
+        self._store = Store(folder, self._mirror_folder)
         self._node = node
         self._wire = wire
         self._token = token
@@ -79,7 +80,6 @@ class Files:
         )
         self._no_progress_s = settings.fetch_no_progress_s
         self._stall_s = min(STALL_S, max(settings.fetch_no_progress_s / 4, 0.1))
-        self._mirror_folder = Path(settings.mirror_folder) if settings.mirror_folder else None
         self._monotonic = monotonic
         self._mirrors = Mirrors(monotonic)
         self._slots = asyncio.Semaphore(max(settings.fetches, 1))

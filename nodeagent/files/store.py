@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 class Store:
     """The files below `folder`, which one agent owns. Nothing is made before the first fetch."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Path | None = None) -> None:
+        """`beside` is the folder of a mirror on this machine, whose files are linked where that can be."""
+        self._beside = beside / "blobs" if beside is not None else None
         self._folder = folder.absolute()
         self._blobs = self._folder / "blobs"
         self._partial = self._folder / "partial"
@@ -54,10 +56,28 @@ class Store:
         seen: set[str] = set()
         absent: list[ManifestFile] = []
         for file in manifest.files:
-            if file.sha256 not in seen and _size(self._blobs / file.sha256) != file.bytes:
+            blob = self._blobs / file.sha256
+            if file.sha256 not in seen and (_size(blob) != file.bytes or self._is_left(file)):
                 absent.append(file)
             seen.add(file.sha256)
         return tuple(absent)
+
+    def _is_left(self, file: ManifestFile) -> bool:
+        """Whether the mirror beside has another file of that content by now: it found its old one spoilt, and
+        ours may be a link to that one."""
+        if self._beside is None:
+            return False
+        try:
+            ours, theirs = (self._blobs / file.sha256).stat(), (self._beside / file.sha256).stat()
+        except OSError:
+            return False
+        # What was fetched or copied here was checked by itself, and has a mode of its own (see keep).
+        return (
+            ours.st_dev == theirs.st_dev
+            and ours.st_mode == theirs.st_mode
+            and ours.st_ino != theirs.st_ino
+            and theirs.st_size == file.bytes
+        )
 
     def whole(self, key: str) -> Path | None:
         """Where the first file of a set lies when all of the set is here and named. Quick."""

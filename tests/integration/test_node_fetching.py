@@ -398,6 +398,27 @@ def test_files_of_a_mirror_on_this_machine_are_linked_not_fetched(tmp_path):
         assert run(node_files(tmp_path / "files").obtain(ONE)).read_bytes() == BODY
 
 
+def test_a_link_to_a_file_the_mirror_has_replaced_is_made_anew(tmp_path):
+    folder = a_folder(tmp_path, BODY)
+    blob = folder / "blobs" / ONE.files[0].sha256
+    with serving_mirror() as mirror:
+        mirror.add(ONE, BODY)
+        node = node_files(tmp_path / "files", mirror, mirror_folder=str(folder))
+        # The mirror finds the file spoilt, removes it and fetches it again.
+        path = run(node.obtain(ONE))
+        with path.open("r+b") as spoilt:
+            spoilt.write(b"!!!!")
+        fetched = folder / "fetched"
+        fetched.write_bytes(BODY)
+        fetched.chmod(blob.stat().st_mode)
+        fetched.replace(blob)
+        assert node.files.local(f"mirror:{ONE.key}") is None
+        again = run(node.obtain(ONE))
+        assert again.samefile(blob)
+        assert again.read_bytes() == BODY
+        assert mirror.files_asked() == []
+
+
 def test_a_file_of_another_size_in_the_mirrors_folder_is_not_taken(tmp_path):
     folder = a_folder(tmp_path)
     (folder / "blobs" / ONE.files[0].sha256).write_bytes(b"short")
