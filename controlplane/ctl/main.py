@@ -486,7 +486,9 @@ def command_wait(context: click.Context, id: str, timeout: float, output: str) -
         print_fields(outcome)
 
 
-serve_cli.register(cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of, run=run)
+serve_cli.register(
+    cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of, run=run, reading=reading
+)
 
 
 # The program ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import rich_click as click
 
 from controlplane.ctl import serving
-from controlplane.ctl.connect import Place, open_api
+from controlplane.ctl.connect import Place
 from controlplane.ctl.failures import UsageMistake
 from schemas.commands import JobServe
 
@@ -25,15 +25,9 @@ def register(
     timeout: Options,
     place_of: Callable[[click.Context], Place],
     run: Callable[[Coroutine[Any, Any, None]], None],
+    reading: Callable[..., None],
 ) -> None:
     """Adds the commands to their groups."""
-
-    def reading(place: Place, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        async def opened() -> None:
-            async with open_api(place) as api:
-                await work(api, *args)
-
-        run(opened())
 
     detach = click.option(
         "--detach", is_flag=True, help="Print the job's id and leave; it runs on."

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controlplane.ctl import connect, main, serve_cli, serving
+from controlplane.ctl import connect, main, serving
 from controlplane.ctl.connect import Api, Place
 from controlplane.ctl.failures import CtlError, RejectedByYard, Unreachable
 from events.memory import MemoryLog
@@ -213,7 +213,7 @@ def test_a_terminal_without_the_character_gets_another_and_no_failure(
             yield Api(client, "http://yard")
 
     raw = io.BytesIO()
-    monkeypatch.setattr(serve_cli, "open_api", opened)
+    monkeypatch.setattr(main, "open_api", opened)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     assert main.main(["registry", "show", "a/b"]) == 0
     sys.stdout.flush()
