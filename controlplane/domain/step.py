@@ -137,7 +137,7 @@ def _jobs(scene: Scene) -> Decision | None:
         if decision is not None:
             return decision
         index.jobs.discard(id_)
-        index.job_wake.set(id_, jobs.due_at(scene, id_))
+        index.job_wake.set(id_, _ahead(scene, jobs.due_at(scene, id_)))
     return None
 
 
@@ -149,8 +149,14 @@ def _files(scene: Scene) -> Decision | None:
         if decision is not None:
             return decision
         index.files.discard(key)
-        index.file_wake.set(key, files.due_at(scene, key))
+        index.file_wake.set(key, _ahead(scene, files.due_at(scene, key)))
     return None
+
+
+def _ahead(scene: Scene, at: datetime | None) -> datetime | None:
+    """A time that has come was used just now. What could not be written then is looked at again when the log
+    says something new of it, and not a hundred times a second."""
+    return at if at is not None and at > scene.now else None
 
 
 def _queue(scene: Scene) -> Decision | None:

@@ -315,3 +315,20 @@ def test_a_job_carries_its_request_as_it_was_checked() -> None:
     y = serve_yard()
     y.serve(" owner/model-gguf/ ", aliases=["x"])
     assert y.job().request == replace(asked(aliases=["x"]), repo="owner/model-gguf")
+
+
+def test_an_end_that_cannot_be_written_keeps_nobody_awake() -> None:
+    y = serve_yard()
+    y.serve(replicas=0)
+    y.run_workers()
+    y.do(ModelRemove(model="model"))
+    y.gateways.clear()
+    for noun, keys in (("job", y.world.jobs), ("file", y.world.files)):
+        for key in keys:
+            subject = y.world.subject(noun, key)
+            y.world.heads[subject] = replace(y.world.heads[subject], writable=False, problem="new")
+    y.now += timedelta(days=8)
+    y.settle()
+    wake = y.step().wake_at
+    assert wake is None or wake > y.now + timedelta(seconds=1)
+    assert "j-0001" in y.world.jobs
