@@ -57,6 +57,10 @@ up to 8 GiB of past prompts."""
 _NO_GPU: Final = ("CPU", "BLAS", "RPC")
 """Names of listed devices that are no card of this node."""
 
+_NO_DEBUGGER: Final = {"GGML_NO_BACKTRACE": "1"}
+"""An engine that aborts would start gdb, where there is one, to print its stack, and may wait for it for ever:
+it has to end, so that its failure is seen."""
+
 
 class LlamacppDriver:
     """Engine `llamacpp`. `llama_server` is a path to run instead of the embedded one."""
@@ -115,7 +119,7 @@ class LlamacppDriver:
             argv, key_name = _embedded_argv(launch, host, port, settings), EMBEDDED_KEY
         return EngineStart(
             argv=argv,
-            environment={**self._environment, **environment, key_name: key},
+            environment={**self._environment, **_NO_DEBUGGER, **environment, key_name: key},
             endpoint=f"http://{host}:{port}",
             port=port,
             ready="probe" if self._llama_server else "pipe",

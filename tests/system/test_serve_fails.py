@@ -8,7 +8,8 @@ import pytest
 from schemas import codes
 from schemas.job import Job
 from schemas.model import Model
-from tests.hub.contents import Held
+from tests.hub import ggufs
+from tests.hub.contents import Held, OnDisk
 from tests.hub.faults import Fault
 from tests.hub.server import Hub
 from tests.support.aio import run
@@ -129,6 +130,25 @@ def test_req_c63_a_model_whose_engine_fails_leaves_its_entry_off_with_the_reason
 
     with hub_of(monkeypatch) as hub:
         run(story(hub), 110)
+
+
+@pytest.mark.timeout(120)
+def test_an_engine_that_aborts_is_a_failed_start_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks a debugger, where there is one, for its stack; nobody waits for that."""
+
+    async def story(hub: Hub) -> None:
+        # llama.cpp finds out while it computes that it has no such addition, and aborts.
+        path = ggufs.write(tmp_path / "bert.gguf", "bert")
+        hub.repo(REPO).commit({FILE: OnDisk(path)})
+        async with system_yard(tmp_path / "yard", settings=IMPATIENT) as yard:
+            await fails(yard, REPO, "--file", FILE, "--name", "m")
+            assert failed(yard).code == codes.QUARANTINED
+            assert "unsupported types" in failed(yard).error
+
+    with hub_of(monkeypatch) as hub:
+        run(story(hub), 60)
 
 
 @pytest.mark.timeout(120)

@@ -167,6 +167,7 @@ def test_llamacpp_runs_our_child_with_the_flags_as_attributes(gguf_file: str) ->
     assert start.ready == "pipe"
     assert start.has_key
     assert start.environment["YARD_ENGINE_KEY"] == KEY
+    assert start.environment["GGML_NO_BACKTRACE"], "one that aborts waits for no debugger"
     assert start.secret_names == ("YARD_ENGINE_KEY",)
     assert KEY not in " ".join(start.argv)
 
