@@ -337,7 +337,8 @@ class Transfer:
                 f"(at {contents.in_units(self._furthest)} of {contents.in_units(self.task.bytes)}); "
                 f"last: {problem.sentence}",
             )
-        pause = problem.retry_after_s
+        # Of a rate limit the sentence says it itself.
+        pause = problem.retry_after_s if problem.code != codes.RATE_LIMITED else None
         tail = f", and asks to wait {pause:.0f} s" if pause is not None else ""
         return _Fault(problem.code, f"{self.task.path}: {problem.sentence}{tail}")
 
@@ -378,6 +379,8 @@ class Transfer:
                     etag=note.etag if note.origin == source.origin else "",
                     checked=self._published is not None,
                     redirected=answer.redirected,
+                    endpoint=source.endpoint,
+                    commit=self.task.commit,
                 ),
                 self._now(),
             )

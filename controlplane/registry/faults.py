@@ -1,7 +1,7 @@
 """Says what went wrong at the registry: every case its code and its own sentence.
 
-`of_answer` is the one place that reads a refusal's status and headers; the listing and the ranges both use
-it. Nothing here repeats a text that the registry sent: it might hold anything, our own token included.
+`of_answer` is the one place that reads a refusal's status and headers; the listing, the ranges and the
+mirror's fetches use it. Nothing here repeats a text that the registry sent: it might hold anything, our own token included.
 """
 
 import email.utils
@@ -84,7 +84,7 @@ def of_answer(
 ) -> RegistryFault:
     """The fault that an answer other than 2xx means.
 
-    1. The registry's own error codes, where it gives one.
+    1. The registry's own error codes, where it gives one; of a file, that it is not there needs none.
     2. 401 to a token: it is not accepted, whatever was asked for.
     3. 401 or 404: not there, or not for us to see.
     4. 403: the token does not reach that far; without one: it takes one.
@@ -100,7 +100,7 @@ def of_answer(
         return RegistryFault(
             REVISION_NOT_FOUND, f'{asked.repo} has no revision "{_shown(asked.revision)}"'
         )
-    if code == "EntryNotFound":
+    if code == "EntryNotFound" or (asked.path and not code and status in (404, 410)):
         return RegistryFault(
             NO_SUCH_FILE, f"{asked.repo} has no file {_shown(asked.path)} at {_at(asked)}"
         )
@@ -121,13 +121,13 @@ def of_answer(
             )
         return needs_token(asked)
     if status == 429:  # 5
-        return _limited(asked, _wait_s(told, now))
-    if status >= 500 or status == 408:
+        return _limited(asked, wait_s(told, now))
+    if status >= 500 or status in (408, 425):
         return RegistryFault(
             REGISTRY_UNREACHABLE,
             f"{asked.registry} answered {status}: something is wrong at its end",
             transient=True,
-            wait_s=_wait_s(told, now),
+            wait_s=wait_s(told, now),
         )
     return garbage(asked, f"status {status}")  # 6
 
@@ -236,7 +236,7 @@ def _limited(asked: Asked, wait_s: float | None) -> RegistryFault:
     )
 
 
-def _wait_s(told: Mapping[str, str], now: datetime) -> float | None:
+def wait_s(told: Mapping[str, str], now: datetime) -> float | None:
     """Seconds to wait, from Retry-After as a number or a date, else from RateLimit; never negative."""
     said = told.get("retry-after", "").strip()
     if said.isascii() and said.isdigit() and len(said) < 10:

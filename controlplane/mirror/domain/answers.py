@@ -5,18 +5,16 @@ It never follows an answer it cannot place: bytes that are not surely the ones a
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from controlplane.mirror.domain.contents import wrong_size
 from controlplane.mirror.domain.ranges import content_range, unsatisfied_total
-from controlplane.mirror.domain.retries import retry_after_s
+from controlplane.registry import faults
 from schemas import codes
 
 Origin = Literal["registry", "mirror"]
-
-_MESSAGE: Final = 200
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -37,6 +35,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     etag: str = ""
     checked: bool = False
     redirected: bool = False
+    endpoint: str = ""
+    commit: str = ""
 
 
 class Take(Struct, frozen=True, kw_only=True):
@@ -98,20 +98,10 @@ def judge(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) 
                     else wrong_size(asked.path, size, asked.total),
                 )
             return Anew(why=f"{asked.place} has no byte {asked.offset}")
-        case 429:  # 4
-            return Later(
-                code=codes.RATE_LIMITED,
-                sentence=f"{asked.place} answers 429, too many requests",
-                retry_after_s=retry_after_s(headers.get("retry-after"), now),
-            )
-        case _ if status in (408, 425) or status >= 500:  # 4
-            return Later(
-                code=codes.REGISTRY_UNREACHABLE,
-                sentence=f"{asked.place} answers {status}",
-                retry_after_s=retry_after_s(headers.get("retry-after"), now),
-            )
+        case _ if status in (408, 425, 429) or status >= 500:  # 4
+            return _later(status, headers, asked, now)
         case _:  # 5
-            return _refused(status, headers, asked)
+            return _refused(status, headers, asked, now)
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
@@ -150,52 +140,42 @@ def _part(headers: Mapping[str, str], asked: Asked) -> Verdict:
     return Take(offset=asked.offset, length=told.part.length, etag=etag)  # 4
 
 
-def _refused(status: int, headers: Mapping[str, str], asked: Asked) -> Verdict:
+def _later(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) -> Later:
+    if asked.origin == "registry" and not asked.redirected:
+        fault = _fault(status, headers, asked, now)
+        return Later(code=fault.code, sentence=fault.sentence, retry_after_s=fault.wait_s)
+    return Later(
+        code=codes.RATE_LIMITED if status == 429 else codes.REGISTRY_UNREACHABLE,
+        sentence=f"{asked.place} answers {status}",
+        retry_after_s=faults.wait_s(headers, now),
+    )
+
+
+def _refused(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) -> Verdict:
     """1 another mirror: whatever it says, ask elsewhere   2 a host we were sent to (an address that expired)
-    3 gated, token or licence   4 nothing of that name   5 anything else"""
+    3 the registry: what its answers mean to a listing they mean here"""
+    answers = f"{asked.place} answers {status} for {asked.path}"
     if asked.origin == "mirror":  # 1
         return Refused(
             code=codes.NO_SUCH_FILE if status == 404 else codes.REGISTRY_UNREACHABLE,
-            sentence=f"{asked.place} answers {status} for {asked.path}",
+            sentence=answers,
         )
-    if asked.redirected and status in (400, 401, 403, 404, 410):  # 2
-        return Later(
-            code=codes.REGISTRY_UNREACHABLE,
-            sentence=f"{asked.place} answers {status} for {asked.path}",
-        )
-    kind = headers.get("x-error-code", "").strip()
-    said = headers.get("x-error-message", "").strip()[:_MESSAGE]
-    tail = f": {said}" if said else ""
-    if kind == "GatedRepo" or (status in (401, 403) and kind != "RepoNotFound"):  # 3
-        if not asked.with_token:
-            return Refused(
-                code=codes.NEEDS_TOKEN,
-                sentence=f"{asked.repo} needs a token: set HF_TOKEN for the control plane{tail}",
-            )
-        if status == 401 and kind != "GatedRepo":
-            return Refused(
-                code=codes.NEEDS_TOKEN,
-                sentence=f"{asked.place} does not accept the token in HF_TOKEN{tail}",
-            )
-        return Refused(
-            code=codes.LICENCE_NOT_ACCEPTED,
-            sentence=f"the account of HF_TOKEN has no access to {asked.repo}; "
-            f"its licence is accepted on its page{tail}",
-        )
-    if kind == "RepoNotFound":  # 4
-        hint = "" if asked.with_token else ", or it is private and HF_TOKEN is not set"
-        return Refused(
-            code=codes.REPO_NOT_FOUND, sentence=f"{asked.place} has no {asked.repo}{hint}{tail}"
-        )
-    if kind == "RevisionNotFound":
-        return Refused(
-            code=codes.REVISION_NOT_FOUND, sentence=f"{asked.repo} lost its revision{tail}"
-        )
-    if status in (404, 410):
-        return Refused(
-            code=codes.NO_SUCH_FILE, sentence=f"{asked.repo} has no file {asked.path}{tail}"
-        )
-    return Refused(  # 5
-        code=codes.REGISTRY_UNREACHABLE,
-        sentence=f"{asked.place} answers {status} for {asked.path}{tail}",
+    if asked.redirected:  # 2
+        if status in (400, 401, 403, 404, 410):
+            return Later(code=codes.REGISTRY_UNREACHABLE, sentence=answers)
+        return Refused(code=codes.REGISTRY_UNREACHABLE, sentence=answers)
+    fault = _fault(status, headers, asked, now)  # 3
+    return Refused(code=fault.code, sentence=fault.sentence)
+
+
+def _fault(
+    status: int, headers: Mapping[str, str], asked: Asked, now: datetime
+) -> faults.RegistryFault:
+    question = faults.Asked(
+        endpoint=asked.endpoint or f"https://{asked.place}",
+        repo=asked.repo,
+        revision=asked.commit or None,
+        path=asked.path,
+        with_token=asked.with_token,
     )
+    return faults.of_answer(question, status, headers, now)

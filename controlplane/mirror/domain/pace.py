@@ -60,13 +60,6 @@ def rate_bytes_s(meter: Meter) -> float:
     return (last - first) / (ended - began) if ended > began else 0.0
 
 
-def time_left_s(rate: float, missing: int) -> float | None:
-    """Seconds until `missing` more bytes are there at `rate` bytes/s; None while nothing moves."""
-    if missing <= 0:
-        return 0.0
-    return missing / rate if rate > 0 else None
-
-
 def is_due(said_at: float | None, now: float) -> bool:
     """Whether progress may be said again."""
     return said_at is None or now - said_at >= PROGRESS_EVERY_S

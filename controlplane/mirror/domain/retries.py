@@ -1,7 +1,5 @@
 """Decides after a failed attempt: wait and try again, or give up; one bound, from the last new byte on."""
 
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 from msgspec import Struct
@@ -55,19 +53,3 @@ def after_failure(
 def longest_silence_s(bound_s: float) -> float:
     """How long a connection may stand still before another is tried, well within the bound."""
     return min(LONGEST_SILENCE_S, bound_s / 3)
-
-
-def retry_after_s(header: str | None, now: datetime) -> float | None:
-    """Seconds a Retry-After header asks for (a number or a date); None when it says nothing sensible."""
-    if header is None:
-        return None
-    text = header.strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:12])
-    try:
-        when = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        return None
-    return max(0.0, (when - now).total_seconds())

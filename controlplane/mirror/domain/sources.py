@@ -19,6 +19,8 @@ class Source(Struct, frozen=True, kw_only=True):
     origin: Origin
     place: str
     token: str = ""
+    endpoint: str = ""
+    """The registry's own address; a mirror has none."""
 
 
 def host_of(url: str) -> tuple[str, str, int | None]:
@@ -60,5 +62,6 @@ def sources_of(
         origin="registry",
         place=urlsplit(endpoint).hostname or endpoint,
         token=registry_token or "",
+        endpoint=endpoint,
     )
     return (*others, registry)

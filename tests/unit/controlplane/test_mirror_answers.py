@@ -17,6 +17,7 @@ from controlplane.mirror.domain.answers import (
     Verdict,
     judge,
 )
+from controlplane.registry import faults
 from schemas import codes
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -97,9 +98,8 @@ def test_a_416_begins_anew_or_tells_the_true_size() -> None:
 def test_what_passes_is_tried_again(status: int) -> None:
     later = judged(status, retry_after="9")
     assert isinstance(later, Later)
-    if status != 408 and status != 425:
-        assert later.retry_after_s == 9.0
-    assert str(status) in later.sentence
+    assert later.retry_after_s == 9.0
+    assert str(status) in later.sentence or later.code == codes.RATE_LIMITED
 
 
 def test_too_many_requests_has_its_code() -> None:
@@ -112,18 +112,18 @@ def test_too_many_requests_has_its_code() -> None:
     ("status", "with_token", "error", "code"),
     [
         (401, False, "GatedRepo", codes.NEEDS_TOKEN),
-        (401, False, "", codes.NEEDS_TOKEN),
+        (401, False, "", codes.REPO_NOT_FOUND),
         (403, False, "", codes.NEEDS_TOKEN),
         (403, True, "GatedRepo", codes.LICENCE_NOT_ACCEPTED),
-        (403, True, "", codes.LICENCE_NOT_ACCEPTED),
-        (401, True, "", codes.NEEDS_TOKEN),
+        (403, True, "", codes.TOKEN_REFUSED),
+        (401, True, "", codes.TOKEN_REFUSED),
         (401, False, "RepoNotFound", codes.REPO_NOT_FOUND),
         (404, True, "RepoNotFound", codes.REPO_NOT_FOUND),
         (404, True, "RevisionNotFound", codes.REVISION_NOT_FOUND),
         (404, True, "EntryNotFound", codes.NO_SUCH_FILE),
         (404, False, "", codes.NO_SUCH_FILE),
         (410, False, "", codes.NO_SUCH_FILE),
-        (418, False, "", codes.REGISTRY_UNREACHABLE),
+        (418, False, "", codes.REGISTRY_ANSWER),
     ],
 )
 def test_scn_c8_every_refusal_has_its_own_code_and_sentence(
@@ -145,6 +145,30 @@ def test_scn_c8_without_a_token_and_without_the_licence_are_two_sentences() -> N
     for refused in (without, unlicensed):
         assert "not found" not in refused.sentence
         assert "no file" not in refused.sentence
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 503])
+def test_what_a_registry_wrote_is_never_repeated(status: int) -> None:
+    """It may hold anything: the token it was just shown, for one. The sentence becomes an event."""
+    asked = changed(ASKED, with_token=True)
+    verdict = judged(status, asked, x_error_message="your token hf_secret is not welcome")
+    assert isinstance(verdict, Refused | Later)
+    assert "hf_secret" not in verdict.sentence
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+@pytest.mark.parametrize("error", ["", "GatedRepo", "RepoNotFound", "EntryNotFound"])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 418, 425, 429, 500])
+def test_a_listing_and_a_fetch_say_the_same_of_an_answer(
+    status: int, error: str, with_token: bool
+) -> None:
+    verdict = judged(status, changed(ASKED, with_token=with_token), x_error_code=error)
+    question = faults.Asked(
+        endpoint="https://hub.test", repo="owner/repo", path="m.gguf", with_token=with_token
+    )
+    fault = faults.of_answer(question, status, {"x-error-code": error}, NOW)
+    assert isinstance(verdict, Refused | Later)
+    assert (verdict.code, verdict.sentence) == (fault.code, fault.sentence)
 
 
 def test_an_address_we_were_sent_to_may_have_expired() -> None:

@@ -52,13 +52,11 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     for second in range(20, 40):
         meter = pace.measured(meter, float(second), 2000 + (second - 20) * 500)
     assert pace.rate_bytes_s(meter) == pytest.approx(500)
-    assert pace.time_left_s(pace.rate_bytes_s(meter), 1000) == pytest.approx(2)
     assert len(meter.samples) <= pace.RATE_OVER_S + 2
 
 
-def test_before_anything_moved_nobody_knows_the_time_left() -> None:
-    assert pace.time_left_s(pace.rate_bytes_s(Meter()), 10) is None
-    assert pace.time_left_s(0.0, 0) == 0.0
+def test_before_anything_moved_there_is_no_rate() -> None:
+    assert pace.rate_bytes_s(Meter()) == 0.0
     still = pace.measured(pace.measured(Meter(), 0.0, 5), 1.0, 5)
     assert pace.rate_bytes_s(still) == 0.0
 

@@ -1,7 +1,5 @@
 """When a fetch is tried again and when it is given up, on a clock of numbers."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +12,7 @@ from controlplane.mirror.domain.retries import (
     after_failure,
     delay_s,
     longest_silence_s,
-    retry_after_s,
 )
-
-NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
 
 @given(st.integers(1, 200), st.floats(0, 1))
@@ -68,29 +63,3 @@ def test_a_server_that_asks_for_a_pause_gets_it_within_the_bound() -> None:
 def test_a_connection_may_stand_still_for_a_part_of_the_bound() -> None:
     assert longest_silence_s(300) == 30
     assert longest_silence_s(9) == 3
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        (None, None),
-        ("7", 7.0),
-        (" 120 ", 120.0),
-        ("-1", None),
-        ("1.5", None),
-        ("soon", None),
-        ("٣", None),
-        ("Mon, 04 May 2026 12:00:30 GMT", 30.0),
-        ("Mon, 04 May 2026 11:00:00 GMT", 0.0),
-        ("Mon, 99 May 2026", None),
-    ],
-)
-def test_a_pause_is_told_in_seconds_or_as_a_date(
-    header: str | None, expected: float | None
-) -> None:
-    assert retry_after_s(header, NOW) == expected
-
-
-def test_a_date_means_the_same_in_every_zone() -> None:
-    later = NOW.astimezone(tz=None) + timedelta(seconds=1)
-    assert retry_after_s("Mon, 04 May 2026 12:00:30 GMT", later) == 29.0

@@ -24,6 +24,7 @@ def test_req_c29_the_registry_is_asked_at_the_pinned_commit() -> None:
         origin="registry",
         place="hub.test",
         token="hf",
+        endpoint="https://hub.test/base/",
     )
 
 

@@ -77,7 +77,7 @@ def test_only_what_may_pass_is_transient() -> None:
     passing = {
         status for status in range(300, 600) if faults.of_answer(ASKED, status, {}, NOW).transient
     }
-    assert passing == {408, 429, *range(500, 600)}
+    assert passing == {408, 425, 429, *range(500, 600)}
 
 
 def test_an_address_is_shown_without_its_password() -> None:
