@@ -206,12 +206,15 @@ def name_of(request: ServeRequest, suggested: str, repo: str) -> str:
     return "model"
 
 
-def revived(model: Model, request: ServeRequest) -> Model | None:
-    """The entry with the scaling the job asked for when it is off, None when it is not."""
-    if not is_off(model):
-        return None
+def raised(model: Model, request: ServeRequest) -> Model | None:
+    """The entry with at least the scaling the job asked for, None when it has that already."""
     low, high = scaling_of(request)
-    scaling = Scaling(min=low, max=high, idle_timeout_s=model.scaling.idle_timeout_s)
+    known = model.scaling
+    if known.min >= low and not is_off(model):
+        return None
+    scaling = Scaling(
+        min=max(known.min, low), max=max(known.max, high), idle_timeout_s=known.idle_timeout_s
+    )
     return replace(model, scaling=scaling, off_reason="")
 
 

@@ -14,7 +14,7 @@ from controlplane.domain.jobtexts import DETAIL_BYTES, clipped
 from controlplane.domain.jobwrites import PLACEMENT, SMOKE
 from controlplane.domain.quantities import show_seconds
 from controlplane.domain.rehearsal import rehearse
-from controlplane.domain.scene import Scene, is_off
+from controlplane.domain.scene import Scene, is_off, target_of
 from schemas import codes
 from schemas.job import Job
 from schemas.model import Model
@@ -23,6 +23,8 @@ from schemas.replica import Replica
 
 CARDS_SAID: Final = 3
 """Cards a wait for room names."""
+
+LEFT_ON_DEMAND: Final = "its entry was scaled to min 0 meanwhile: it loads when first asked for"
 
 SAID_EVERY_S: Final = 5.0
 """A step under way says something new at most this often."""
@@ -74,11 +76,12 @@ def placement(scene: Scene, job: Job) -> Decision | None:
     """The first of these:
 
     1. a replica is ready: done;
-    2. given up after failed starts: fails at once;
-    3. a pass over every card, with the entry as it is now, finds no place on any reachable node, were its
+    2. somebody scaled the entry to min 0 meanwhile and nobody asks for it: there will be none; done;
+    3. given up after failed starts: fails at once;
+    4. a pass over every card, with the entry as it is now, finds no place on any reachable node, were its
        cards empty: fails with the reasons;
-    4. the wait has lasted `job_ready_s`: fails;
-    5. it says how far it is.
+    5. the wait has lasted `job_ready_s`: fails;
+    6. it says how far it is.
     """
     ready = ready_replica(scene, job)
     if ready is not None:  # 1
@@ -123,22 +126,35 @@ def ready_replica(scene: Scene, job: Job) -> Replica | None:
 
 
 def _waited(scene: Scene, job: Job, index: int) -> Decision | None:
-    """Cases 2 to 5 of `placement`."""
+    """Cases 2 to 6 of `placement`."""
     model = scene.world.models[job.model]
+    if _is_left_on_demand(scene, model):  # 2
+        change = writes.left_on_demand(scene, job, index, LEFT_ON_DEMAND)
+        return writes.decided(scene, job, (change,))
     known = scene.world.records.get(job.model)
     if known is not None and known.incarnation != model.incarnation:
         known = None
     given_up = _given_up(scene, known)
-    if given_up is not None:  # 2
+    if given_up is not None:  # 3
         return writes.failed(scene, job, codes.QUARANTINED, given_up)
     progress, nowhere = _progress(scene, model, known)
-    if nowhere:  # 3
+    if nowhere:  # 4
         return writes.failed(scene, job, codes.NO_CAPACITY, f"no node can host it: {nowhere}")
-    if _bound(scene, job) <= scene.now:  # 4
+    if _bound(scene, job) <= scene.now:  # 5
         waited = show_seconds(scene.settings.job_ready_s)
         sentence = f"no replica was ready after {waited}: {progress}"
         return writes.failed(scene, job, codes.NOT_READY, sentence)
-    return say(scene, job, index, progress)  # 5
+    return say(scene, job, index, progress)  # 6
+
+
+def _is_left_on_demand(scene: Scene, model: Model) -> bool:
+    """Whether the entry keeps no replica, none is on its way and nobody asks for one."""
+    if target_of(model, scene.activations_of(model.name)) > 0:
+        return False
+    return not any(
+        hold == "pending" and scene.profile_of(planned) is not None
+        for planned, hold in scene.holds_of(model.name)
+    )
 
 
 def _given_up(scene: Scene, known: Record | None) -> str | None:
@@ -166,8 +182,6 @@ def _progress(scene: Scene, model: Model, known: Record | None) -> tuple[str, st
     held = record.hold_back(known, scene.now)
     if held is not None:
         return failed or held.reason, ""
-    if model.scaling.min == 0 and not scene.activations_of(model.name):
-        return "its entry keeps none running by now (min 0): it loads when asked for", ""
     # By what there is and not by what is free: that changes with every event of every card, and this is said
     # to a person. The queue judges the rest, and a job only fails where no card could ever do.
     found = rehearse(scene, model)

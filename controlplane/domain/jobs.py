@@ -203,7 +203,9 @@ def _catalog(scene: Scene, job: Job) -> Decision:
         said = f"{job.model} added, {jobtexts.replicas(replicas)}"
         is_found = False
     else:
-        is_found = not is_off(known)
+        # The job's own entry, left by a former attempt, does not become one that served before it came.
+        is_own = known.incarnation == job.incarnation
+        is_found = job.entry_found if is_own else not is_off(known)
         changes.extend(writes.switched_on(scene, known, job))
         said = f"{job.model} is in the catalog already"
     pinned = {

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from controlplane.domain import jobtexts, record
 from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Change, Decision
-from controlplane.domain.jobentry import revived
+from controlplane.domain.jobentry import raised
 from controlplane.domain.scene import Scene, is_off
 from schemas.job import (
     STEPS,
@@ -180,9 +180,9 @@ def entry_of_job(scene: Scene, job: Job) -> Model | None:
 
 
 def switched_on(scene: Scene, model: Model, job: Job) -> list[Change]:
-    """The entry gets its scaling back when it is off, and what its starts failed with is forgotten."""
+    """The entry gets the scaling asked for when it keeps less, and what its starts failed with is forgotten."""
     changes: list[Change] = []
-    again = revived(model, job.request)
+    again = raised(model, job.request)
     if again is not None:
         changes.append(
             Change(
@@ -190,13 +190,21 @@ def switched_on(scene: Scene, model: Model, job: Job) -> list[Change]:
                 key=(model.name,),
                 event=ModelChanged(by=job.by, fields=("scaling", "off_reason")),
                 state=again,
-                reason=f"job {job.id} goes on",
+                reason=f"job {job.id} serves it",
             )
         )
     known = scene.world.records.get(model.name)
     if known is not None and (known.failures or known.quarantined is not None):
         changes.append(record.cleared(known, f"job {job.id} goes on"))
     return changes
+
+
+def left_on_demand(scene: Scene, job: Job, index: int, detail: str) -> Change:
+    """`job.done` of a job whose entry keeps no replica by now: from the step at `index` on all is skipped."""
+    after = job
+    for skipped in range(index, len(STEPS)):
+        after = with_step(after, skipped, "skipped", detail, scene.now)
+    return over(scene, after)
 
 
 def cancelled(scene: Scene, job: Job, actor: str) -> Change:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.domain.index import StepIndex
-from controlplane.domain.reports import SmokeAnswered, StepFailed
+from controlplane.domain.reports import FileGone, SmokeAnswered, StepFailed
 from controlplane.domain.work import Fetch, Smoke
 from controlplane.domain.world import World
 from controlplane.identifiers import new_job_id
@@ -446,15 +446,54 @@ def test_an_entry_somebody_changed_is_still_the_jobs_own_at_a_retry() -> None:
     assert y.world.models["model"].profiles[0].args == ("--ctx-size", "512")
 
 
-def test_an_entry_scaled_to_nothing_kept_is_told() -> None:
+def test_an_entry_scaled_to_min_0_ends_the_wait_as_on_demand() -> None:
     y = placing()
     y.do(ModelScale(model="model", min=0, max=1))
-    for _, item in y.items("model"):
-        assert item.replica == "r-0001"
     y.advance(5)
+    assert y.job().state == "running", "a replica is on its way, and may well be ready"
     y.fail("r-0001")
-    y.advance(60)
-    assert y.job().steps[5].detail.startswith(("its entry keeps none", "1 start failed"))
+    y.advance(5)
+    job = y.job()
+    assert (job.state, job.error) == ("done", "")
+    assert y.steps()[-2:] == [("placement", "skipped"), ("smoke test", "skipped")]
+    assert job.steps[-1].detail.startswith("its entry was scaled to min 0 meanwhile")
+    assert y.world.models["model"].scaling.max == 1, "it can be asked for"
+
+
+def test_an_entry_scaled_to_min_0_is_waited_for_while_somebody_asks() -> None:
+    y = placing()
+    y.do(ModelLoad(model="model"))
+    y.do(ModelScale(model="model", min=0, max=1))
+    y.advance(120)
+    assert y.job().state == "done"
+    assert y.job().reply == "Hello there."
+
+
+def test_replicas_asked_for_of_an_entry_on_demand_are_kept_from_then_on() -> None:
+    y = serve_yard()
+    y.serve(replicas=0)
+    y.advance(5)
+    y.do(ModelScale(model="model", min=0, max=4))
+    y.serve(replicas=2)
+    y.advance(20)
+    assert y.job("j-0002").state == "done"
+    assert y.job("j-0002").reply == "Hello there."
+    scaling = y.world.models["model"].scaling
+    assert (scaling.min, scaling.max) == (2, 4)
+
+
+def test_req_c63_an_entry_of_a_cancelled_attempt_is_still_the_jobs_own() -> None:
+    y = placing()
+    y.do(JobCancel(job="j-0001"))
+    for key in y.world.files:
+        y.stores.discard(("cp1", key))
+        y.reports.append(FileGone(key=key, mirror="cp1"))
+    y.settle()
+    y.do(JobRetry(job="j-0001"))
+    y.fails["Smoke"] = (codes.SMOKE_FAILED, "no")
+    y.advance(150)
+    assert y.job().state == "failed"
+    assert off(y).off_reason
 
 
 def test_nothing_is_due_for_a_job_that_cannot_be_written() -> None:
