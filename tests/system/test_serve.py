@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.ctl import supervisor
 from schemas.job import Job
 from tests.hub.contents import Held, OnDisk
 from tests.hub.faults import Fault
@@ -143,6 +144,31 @@ def test_scn_c9_jobs_that_want_one_file_share_its_download(
 
 
 @pytest.mark.timeout(120)
+def test_a_cancelled_job_leaves_the_download_to_another_that_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hub: Hub) -> None:
+        size = 32 * MIB
+        hub.repo(REPO).commit({FILE: tiny(tmp_path / "models", size=size)})
+        async with system_yard(tmp_path / "yard") as yard:
+            asked = (REPO, "--file", FILE, "--on-demand", *TINY)
+            first, other = [await begin(yard, *asked, "--name", name) for name in ("a", "b")]
+            for job in (first, other):
+                await step_of(yard, job, "mirror", "running")
+            await sent(hub, PATH, 8 * MIB)
+            await yard.ctl("job", "cancel", first)
+            hub.pace.set(0)
+            assert (await over(yard, other)).state == "done"
+            assert (await over(yard, first)).state == "cancelled"
+            streams = [r for r in hub.counters.counts().requests if r.at == "cdn" and r.sent > MIB]
+            assert [r.sent for r in streams] == [size], "one request, never broken off"
+            assert {e.key[0] for e in yard.of("model.added")} == {"b"}
+
+    with hub_of(monkeypatch, bytes_per_s=4 * MIB) as hub:
+        run(story(hub), 110)
+
+
+@pytest.mark.timeout(120)
 def test_a_cancelled_job_stops_the_download_and_a_retry_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +238,36 @@ def test_req_c5_a_job_outlives_every_process_and_is_watched_from_anywhere(
 
     with hub_of(monkeypatch, bytes_per_s=25 * MIB) as hub:
         run(story(hub), 170)
+
+
+@pytest.mark.timeout(150)
+def test_inv_6_all_processes_die_at_once_in_the_middle_of_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of all of them, as when a machine goes down; what was fetched is not fetched again."""
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS_S", (0.5,))
+
+    async def story(hub: Hub) -> None:
+        size = 48 * MIB
+        hub.repo(REPO).commit({FILE: tiny(tmp_path / "models", size=size)})
+        async with system_yard(tmp_path / "yard") as yard:
+            job = await begin(yard, REPO, "--file", FILE, "--name", "m", *TINY)
+            await step_of(yard, job, "mirror", "running")
+            header = hub.counters.bytes_of(PATH)
+            await sent(hub, PATH, header + 24 * MIB)
+            pids = dict(yard.running.supervisor.pids)
+            assert set(pids) == {"nats", "controlplane", "gateway", "nodeagent"}
+            for part in pids:
+                yard.kill(part)
+            done = await over(yard, job)
+            assert (done.state, done.attempt) == ("done", 1), done
+            assert hub.counters.bytes_of(PATH) <= header + size + 8 * MIB
+            async with client(yard.gateway()) as http:
+                answer = await http.post("/v1/chat/completions", json=chat("m", max_tokens=2))
+                assert answer.status_code == 200, answer.text
+
+    with hub_of(monkeypatch, bytes_per_s=16 * MIB) as hub:
+        run(story(hub), 140)
 
 
 @pytest.mark.timeout(90)

@@ -71,9 +71,8 @@ class Kills:
         await kill(self._yard, part)
 
 
-async def through_the_kills(yard: SystemYard, hub: Hub, way: Toll, kills: Kills) -> str:
-    """Starts the job and kills at every point, in the order in which a job comes by them."""
-    job = await begin(yard, REPO, "--file", FILE, "--name", "big", *SMALL)
+async def through_the_kills(yard: SystemYard, hub: Hub, way: Toll, kills: Kills, job: str) -> None:
+    """Kills at every point, in the order in which a job comes by them."""
     await step_of(yard, job, "registry", "running", index=0)
     await kills.next("registry running")
     await step_of(yard, job, "mirror", "running", index=2, timeout_s=60)
@@ -92,7 +91,6 @@ async def through_the_kills(yard: SystemYard, hub: Hub, way: Toll, kills: Kills)
     await step_of(yard, job, "smoke test", "running", index=6, timeout_s=120)
     await kills.next("smoke test running")
     assert kills.count == POINTS
-    return job
 
 
 @pytest.mark.timeout(400)
@@ -113,10 +111,22 @@ def test_req_c3_a_job_completes_whatever_is_killed_wherever_it_stands(
             async with system_yard(tmp_path, settings=settings) as yard:
                 way.lead_to(yard.running.yard.api_port)
                 kills = Kills(yard, chance, round_)
-                job = await through_the_kills(yard, hub, way, kills)
+                job = await begin(yard, REPO, "--file", FILE, "--name", "big", *SMALL)
+                # Somebody watches from the beginning to the end, whatever goes away under it.
+                watching = asyncio.create_task(yard.ctl("job", "watch", job))
+                await through_the_kills(yard, hub, way, kills, job)
                 done = await over(yard, job, timeout_s=120)
                 assert (done.state, done.attempt) == ("done", 1), done
-                assert done.reply
+                told = await asyncio.wait_for(watching, 60)
+                for said in (
+                    "registry    done",
+                    "mirror      done",
+                    "catalog     done",
+                    done.reply,
+                ):
+                    assert said in told, told
+                # Told by progress, not by events: the log has room for few of one subject.
+                assert len([e for e in yard.events if e.key == (job,)]) < 48
                 asked = hub.counters.bytes_of(f"{REPO}/{FILE}")
                 tell(
                     f"from the registry {asked / MIB:.1f} MiB, to the node {way.passed / MIB:.1f} MiB"

@@ -196,3 +196,32 @@ def test_req_c48_on_demand_nothing_runs_until_somebody_asks(
 
     with hub_of(monkeypatch) as hub:
         run(story(hub), 110)
+
+
+@pytest.mark.timeout(120)
+def test_an_entry_that_is_taken_away_under_a_job_ends_it_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed while the job waits for room; a retry adds it again, with nothing fetched."""
+
+    async def story(hub: Hub) -> None:
+        hub.repo(REPO).commit({FILE: tiny(tmp_path / "models")})
+        async with system_yard(tmp_path / "yard", settings=ROOM_FOR_ONE) as yard:
+            await yard.add(holder())
+            await yard.event("replica.ready", lambda e: e.state.model == "holder")
+            job = await begin(yard, *ASKED)
+            await step_of(yard, job, "placement", "running")
+            await yard.ctl("model", "rm", "m")
+            ended = await over(yard, job)
+            assert (ended.state, ended.code) == ("failed", codes.CONFLICT)
+            assert ended.error == "its catalog entry 'm' was removed while the job ran"
+            before = hub.counters.bytes_of(f"{REPO}/{FILE}")
+            told = await yard.ctl("job", "retry", job, "--detach")
+            assert "its entry 'm' was removed meanwhile and is added again" in told
+            await yard.ctl("model", "rm", "holder")
+            done = await over(yard, job, after=yard.of("job.failed")[-1].seq)
+            assert (done.state, done.attempt) == ("done", 2), done
+            assert hub.counters.bytes_of(f"{REPO}/{FILE}") == before
+
+    with hub_of(monkeypatch) as hub:
+        run(story(hub), 110)
