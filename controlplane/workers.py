@@ -180,7 +180,13 @@ class Workers:
     def _fault(self, task: Task, what: str) -> Report:
         sentence = f"{what}; its log has the reason"
         if isinstance(task, Fetch | Verify | Remove):
-            return FileFault(key=task.key, mirror=self.mirror, code="internal", sentence=sentence)
+            return FileFault(
+                key=task.key,
+                mirror=self.mirror,
+                code="internal",
+                sentence=sentence,
+                removal=isinstance(task, Remove),
+            )
         return StepFailed(
             job=task.job,
             attempt=task.attempt,

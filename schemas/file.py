@@ -18,7 +18,7 @@ BUSY_PHASES: Final[frozenset[str]] = frozenset({"fetching", "verifying", "removi
 class Copy(Struct, frozen=True, kw_only=True):
     """One mirror's copy; a mirror that is not listed has none (absent).
 
-    `code` and `reason` say why it `failed`. `tries` counts failed fetches in a row.
+    `code` and `reason` say why it `failed`, or why it is still there while it is `removing`. `tries` counts failed fetches in a row.
     `retry_at` is when a failed one that something still needs is fetched again.
     """
 

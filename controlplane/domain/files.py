@@ -28,6 +28,7 @@ from schemas.file import (
     FileFailed,
     FileFetching,
     FilePresent,
+    FileRemoving,
 )
 
 RETRY_S: Final = 60.0
@@ -61,6 +62,8 @@ TRANSITIONS: Final[dict[tuple[CopyPhase | None, str], CopyPhase | None]] = {
     ("verifying", "file.removing"): "removing",
     ("verifying", "file.absent"): None,
     ("removing", "file.absent"): None,
+    # It could not be removed: why is told, and it is tried again.
+    ("removing", "file.removing"): "removing",
 }
 """(phase of one mirror's copy before, event) -> phase after; None is no copy."""
 
@@ -165,6 +168,8 @@ def fold(scene: Scene, report: FileStored | FileFault | FileGone) -> Decision | 
                 return None
             return _stored(scene, file, mine, report)
         case FileFault():
+            if report.removal:
+                return _not_removed(scene, file, mine, report)
             if mine is None or mine.phase not in ("fetching", "verifying"):
                 return None
             return _decision(scene, file, _failed(scene, file, mine, report.code, report.sentence))
@@ -228,6 +233,20 @@ def _failed(scene: Scene, file: File, mine: Copy, code: str, sentence: str) -> C
     )
     after = with_copy(file, mine.mirror, copy)
     return written(after, FileFailed(mirror=mine.mirror, code=code), reason)
+
+
+def _not_removed(scene: Scene, file: File, mine: Copy | None, report: FileFault) -> Decision | None:
+    """The copy stays `removing` and says why it is still there; told once, however often it is tried."""
+    reason = clipped(report.sentence, ERROR_BYTES) or report.code
+    if (
+        mine is None
+        or mine.phase != "removing"
+        or (mine.code, mine.reason) == (report.code, reason)
+    ):
+        return None
+    after = with_copy(file, mine.mirror, replace(mine, code=report.code, reason=reason))
+    change = written(after, FileRemoving(mirror=mine.mirror), f"not removed yet: {reason}")
+    return _decision(scene, file, change)
 
 
 def _stored(scene: Scene, file: File, mine: Copy | None, report: FileStored) -> Decision | None:

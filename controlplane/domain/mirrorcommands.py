@@ -109,7 +109,9 @@ def _users(scene: Scene, key: str, reading: dict[str, tuple[str, ...]]) -> tuple
 def _removing(scene: Scene, file: File, why: str) -> Change | None:
     """`file.removing`: each mirror that has something of it removes it, when it can."""
     copies = tuple(
-        copy if copy.phase == "removing" else replace(copy, phase="removing", since=scene.now)
+        copy
+        if copy.phase == "removing"
+        else replace(copy, phase="removing", since=scene.now, code="", reason="", retry_at=None)
         for copy in file.copies
     )
     if copies == file.copies:

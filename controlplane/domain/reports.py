@@ -73,12 +73,13 @@ class FileStored(Struct, frozen=True, kw_only=True):
 
 
 class FileFault(Struct, frozen=True, kw_only=True):
-    """A fetch or a verification of `key` failed on `mirror`."""
+    """A fetch, a verification or (`removal`) a removal of `key` failed on `mirror`."""
 
     key: str
     mirror: str
     code: str
     sentence: str
+    removal: bool = False
 
 
 class FileGone(Struct, frozen=True, kw_only=True):

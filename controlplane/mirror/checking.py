@@ -102,5 +102,6 @@ async def remove(
             mirror=mirror,
             code=codes.DISK_FAILED,
             sentence=f"{store.folder} could not be changed: {error.strerror}",
+            removal=True,
         )
     return FileGone(key=task.key, mirror=mirror)

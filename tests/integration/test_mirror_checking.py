@@ -101,6 +101,19 @@ def test_a_verification_ends_when_it_is_cancelled(store: Store) -> None:
     assert store.has(KEY)
 
 
+def test_what_cannot_be_removed_is_told_as_a_removal(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(store, "remove", full)
+    fault = run(remove(store, Remove(key=KEY), mirror="cp-1"))
+    assert isinstance(fault, FileFault)
+    assert fault.removal
+    assert fault.sentence == f"{store.folder} could not be changed: Read-only file system"
+
+
 def test_removed_is_gone_with_its_bytes(store: Store) -> None:
     assert run(remove(store, Remove(key=KEY), mirror="cp-1")) == FileGone(key=KEY, mirror="cp-1")
     assert os.listdir(store.folder / "blobs") == []

@@ -266,6 +266,8 @@ class ServeYard(Yard):
                     origin="store",
                 )
             case work.Remove():
+                if failure is not None:
+                    return replace(self._fault(task.key, failure), removal=True)
                 self.stores.discard((self.mirror, task.key))
                 return FileGone(key=task.key, mirror=self.mirror)
 

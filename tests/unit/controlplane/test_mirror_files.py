@@ -399,6 +399,23 @@ def test_removing_twice_is_said() -> None:
 # -- mirror.verify
 
 
+def test_a_disk_that_does_not_remove_says_why_once_and_is_tried_again() -> None:
+    y = served()
+    y.do(ModelRemove(model="model"))
+    y.do(MirrorGc())
+    y.fails["Remove"] = (codes.DISK_FAILED, "its folder cannot be written")
+    for _ in range(3):
+        y.reports.extend(y.perform(task) for task in y.tasks())
+        y.settle()
+    [copy] = lone(y).copies
+    assert (copy.phase, copy.code) == ("removing", codes.DISK_FAILED)
+    assert copy.reason == "its folder cannot be written"
+    assert y.events("file")[-2:] == ["file.removing", "file.removing"], "the wish, and why not yet"
+    del y.fails["Remove"]
+    y.run_workers()
+    assert y.world.files == {} or lone(y).copies == ()
+
+
 def test_verify_reads_every_copy_of_the_leaders_mirror_again() -> None:
     y = served()
     outcome = y.do(MirrorVerify())
