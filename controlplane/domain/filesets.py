@@ -147,6 +147,14 @@ def paths_of(file_set: FileSet) -> tuple[str, ...]:
     return tuple(_shard_path(found, index) for index in range(1, file_set.shards + 1))
 
 
+def paths_from(first: str) -> tuple[str, ...]:
+    """The paths of the set whose first file has this path: told from it alone. Any other file is a set of one."""
+    place, shards = _place(first)
+    if place != first:
+        return (first,)
+    return paths_of(FileSet(name="", first=first, shards=shards, bytes=0))
+
+
 def file_key(repo_id: str, commit: str, path: str) -> str:
     """What names the file in the log before its first byte is there: sha256, in hex, of `repo@commit/path`."""
     return hashlib.sha256(f"{repo_id}@{commit}/{path}".encode()).hexdigest()

@@ -3,20 +3,17 @@
 It derives from the log alone and decides nothing; files.py fetches and removes by it.
 """
 
-import re
 from typing import Final, Literal, TypeVar
 
 from controlplane.domain import filesets
 from controlplane.domain.world import World
-from schemas.job import FileSet, Job
+from schemas.job import Job
 
 MIRROR: Final = "mirror:"
 """A source that names content: the key of the set's first file follows."""
 
 MIRROR_STEP: Final = 2
 """Place of the step `mirror` in a job's steps: from it on the job needs its files."""
-
-_FIRST_SHARD: Final = re.compile(r".*-00001-of-(\d{5})\.gguf", re.ASCII | re.IGNORECASE | re.DOTALL)
 
 Kind = Literal["model", "job", "early", "ended"]
 """Who needs a file: a catalog entry or a running job that wants it fetched; a running job that has not
@@ -52,10 +49,7 @@ def keys_of_set(world: World, first: str) -> tuple[str, ...]:
     file = world.files.get(first)
     if file is None:
         return (first,)
-    found = _FIRST_SHARD.fullmatch(file.path)
-    shards = int(found[1]) if found is not None else 1
-    file_set = FileSet(name="", first=file.path, shards=shards, bytes=0)
-    paths = filesets.paths_of(file_set)
+    paths = filesets.paths_from(file.path)
     return tuple(filesets.file_key(file.repo, file.commit, path) for path in paths)
 
 

@@ -11,6 +11,7 @@ from controlplane.domain.filesets import (
     files_of,
     group,
     missing,
+    paths_from,
     paths_of,
     pick,
     suggest_name,
@@ -329,3 +330,13 @@ def test_req_c20_a_name_is_suggested_from_the_registrys_own_spelling(
 def test_a_key_is_the_sha256_of_repository_commit_and_path() -> None:
     said = b"owner/name@c0ffee/dir/m.gguf"
     assert file_key("owner/name", "c0ffee", "dir/m.gguf") == hashlib.sha256(said).hexdigest()
+
+
+def test_a_set_follows_from_the_path_of_its_first_file() -> None:
+    assert paths_from("q/M-00001-OF-00002.GGUF") == (
+        "q/M-00001-OF-00002.GGUF",
+        "q/M-00002-OF-00002.GGUF",
+    )
+    assert paths_from("M-00002-of-00003.gguf") == ("M-00002-of-00003.gguf",)
+    assert paths_from("M-00001-of-00000.gguf") == ("M-00001-of-00000.gguf",)
+    assert paths_from("M.gguf") == ("M.gguf",)
