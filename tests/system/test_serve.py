@@ -270,6 +270,38 @@ def test_inv_6_all_processes_die_at_once_in_the_middle_of_a_download(
         run(story(hub), 140)
 
 
+@pytest.mark.timeout(120)
+def test_a_job_is_begun_once_when_nobody_is_there_to_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without NATS nothing is sent; without a control plane the wish is kept, and its end not known yet."""
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS_S", (8.0,))
+
+    async def story(hub: Hub) -> None:
+        repo = "yard/old-name"
+        hub.repo(repo).commit({FILE: tiny(tmp_path / "models")})
+        hub.shelf.rename(repo, REPO)
+        async with system_yard(tmp_path / "yard") as yard:
+            asked = ("model", "serve", repo, "--file", FILE, "--on-demand", *TINY)
+            yard.kill("controlplane")
+            _, why = await yard.told(*asked, "--timeout", "1s", expect=3)
+            assert "yardctl command wait" in why, why
+            job = await yard.event("job.started", timeout_s=40)
+            done = await over(yard, job.key[0])
+            assert done.state == "done", done
+            # Renamed since: what it is called now is what counts, for the entry's name too.
+            assert (done.request.repo, done.repo) == (repo, REPO)
+            assert done.model == "smollm2-135m-instruct"
+            yard.kill("nats")
+            await yard.told(*asked, "--name", "other", expect=69)
+            await until(lambda: "nats" in yard.running.supervisor.pids, "nats to be back", 20)
+            await yard.ctl("job", "list")
+            assert len(yard.of("job.started")) == 1
+
+    with hub_of(monkeypatch) as hub:
+        run(story(hub), 110)
+
+
 @pytest.mark.timeout(90)
 def test_a_plan_changes_nothing_and_tells_what_would_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
