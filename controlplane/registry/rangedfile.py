@@ -23,6 +23,7 @@ class RangedFile:
         self.size = size
         self._read_range = read_range
         self._held = bytearray()
+        self._given = memoryview(self._held)
         self._chunk = CHUNK_BYTES
 
     async def prefix(self, at_least: int) -> memoryview:
@@ -40,10 +41,19 @@ class RangedFile:
                 # The file is shorter than the registry published; what checks its size says so.
                 self.size = len(self._held)
                 break
-            # A new object: the views that were handed out keep the old one from growing.
-            self._held = self._held + read
+            self._grow(read)
             self._chunk = min(LARGEST_CHUNK_BYTES, self._chunk * 4)
-        return memoryview(self._held)
+        self._given.release()
+        self._given = memoryview(self._held)
+        return self._given
+
+    def _grow(self, read: bytes) -> None:
+        """Appends where it lies: a copy for each chunk would need the memory twice."""
+        self._given.release()
+        try:
+            self._held += read
+        except BufferError:  # somebody still holds a part of the view
+            self._held = self._held + read
 
     async def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on; fewer at the end of the file alone."""

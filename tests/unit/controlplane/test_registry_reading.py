@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import tracemalloc
 
 import pytest
 
@@ -95,12 +96,31 @@ def test_no_more_is_kept_than_a_header_may_have() -> None:
     run(story())
 
 
-def test_a_view_stays_what_it_was() -> None:
+def test_a_view_is_good_until_the_next_call_and_a_part_of_it_longer() -> None:
     async def story() -> None:
         file = RangedFile(Far(9 * MIB).read, 9 * MIB)
         view = await file.prefix(1)
+        part = view[:7]
         assert len(await file.prefix(9 * MIB)) == 9 * MIB
-        assert bytes(view) == b"x" * MIB
+        assert bytes(part) == b"x" * 7
+        with pytest.raises(ValueError, match="released"):
+            bytes(view)
+
+    run(story())
+
+
+def test_a_header_is_held_once() -> None:
+    async def story() -> None:
+        size = 96 * MIB
+        file = RangedFile(Far(size).read, size)
+        tracemalloc.start()
+        try:
+            await file.prefix(size)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # What is held grows with an eighth to spare; beside it there is one chunk.
+        assert most < size * 1.3 + 2 * LARGEST_CHUNK_BYTES
 
     run(story())
 
