@@ -174,6 +174,7 @@ class ControlPlane:
         return Planner(
             registry=self._mirroring.registry,
             store=self._mirroring.store,
+            far=self._mirroring.far,
             world=lambda: self.leader.world,
             live=self.leader.view,
             ids=new_ids(),

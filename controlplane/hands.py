@@ -4,12 +4,21 @@ Each task ends in one report. It decides nothing and writes nothing to the log.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from controlplane import headers
 from controlplane.domain.ggufheader import NotGguf
-from controlplane.domain.reports import FileGone, HeaderRead, RepoRead, Report, StepFailed
+from controlplane.domain.reports import (
+    FileFault,
+    FileGone,
+    FileStored,
+    HeaderRead,
+    RepoRead,
+    Report,
+    StepFailed,
+)
 from controlplane.domain.work import Fetch, ReadHeader, ReadRepo, Remove, Smoke, Task, Verify
-from controlplane.headers import Found
+from controlplane.headers import Found, Headers, TooSlow
 from controlplane.mirror import checking
 from controlplane.mirror.domain.sources import sources_of
 from controlplane.mirror.fetching import Fetcher
@@ -22,20 +31,21 @@ from events.secrets import engine_key, mirror_token, node_secret
 from schemas import codes
 from schemas.progress import FileProgress
 
-CONTROL = "control"
-"""The name control planes read each other's mirrors by."""
+CONTROL: Final = "\0control"
+"""The name control planes read each other's mirrors by. It is no node's: an argument, a variable of the
+environment and a file of settings cannot hold a NUL."""
 
 
 class Hands:
-    """The hands of one instance. `others` are the URLs of the other live mirrors by name; `registry_token`
-    is what the registry's own host is shown, and nobody else."""
+    """The hands of one instance. `others` are the URLs of the other live mirrors by name, `far` the turns of
+    all who read headers at the registry."""
 
     def __init__(
         self,
         *,
         mirror: str,
         registry: Registry,
-        registry_token: str | None,
+        far: Headers,
         store: Store,
         fetcher: Fetcher,
         others: Callable[[], dict[str, str]],
@@ -45,7 +55,9 @@ class Hands:
     ) -> None:
         self._mirror = mirror
         self._registry = registry
-        self._registry_token = registry_token
+        self._far = far
+        # A registry that drips does not hold up what is read from this disk.
+        self._near = Headers(at_once=1)
         self._store = store
         self._fetcher = fetcher
         self._others = others
@@ -66,20 +78,29 @@ class Hands:
                     key = engine_key(node_secret(self._yard_secret, task.node), task.replica)
                 return await smoke(task, key, timeout_s=self._smoke_timeout_s)
             case Fetch():
-                sources = sources_of(
-                    task,
-                    mirrors=self._others(),
-                    mirror_token=mirror_token(node_secret(self._yard_secret, CONTROL), CONTROL),
-                    endpoint=self._registry.endpoint,
-                    registry_token=self._registry_token,
-                )
-                return await self._fetcher.fetch(task, sources=sources)
+                return await self._fetch(task)
             case Verify():
                 return await checking.verify(
                     self._store, task, mirror=self._mirror, on_progress=self._on_progress
                 )
             case Remove():
                 return await checking.remove(self._store, task, mirror=self._mirror)
+
+    async def _fetch(self, task: Fetch) -> FileStored | FileFault:
+        try:
+            token = self._registry.token()
+        except RegistryFault as fault:
+            return FileFault(
+                key=task.key, mirror=self._mirror, code=fault.code, sentence=fault.sentence
+            )
+        sources = sources_of(
+            task,
+            mirrors=self._others(),
+            mirror_token=mirror_token(node_secret(self._yard_secret, CONTROL), CONTROL),
+            endpoint=self._registry.endpoint,
+            registry_token=token,
+        )
+        return await self._fetcher.fetch(task, sources=sources)
 
     async def _repo(self, task: ReadRepo) -> RepoRead | StepFailed:
         try:
@@ -95,14 +116,17 @@ class Hands:
                 if reading is None:
                     return FileGone(key=task.key, mirror=self._mirror)
                 with reading:
-                    found = await headers.read_shape(headers.of_mirror(reading))
+                    found = await self._near.shape(headers.of_mirror(reading))
             else:
                 file = self._registry.open(task.repo, task.commit, task.path, KEPT_BYTES)
-                found = await headers.read_shape(file.prefix)
+                found = await self._far.shape(file.prefix)
         except RegistryFault as fault:
             return _failed(task, fault.code, fault.sentence)
         except OSError as error:
             return _failed(task, codes.DISK_FAILED, f"{task.path} cannot be read: {error.strerror}")
+        except TooSlow as slow:
+            code = codes.DISK_FAILED if task.mirrored else codes.REGISTRY_UNREACHABLE
+            return _failed(task, code, f"the header of {task.path} {slow}")
         match found:
             case NotGguf(sentence=why):
                 return _failed(task, codes.NOT_GGUF, f"{task.path} is not a GGUF file: {why}")

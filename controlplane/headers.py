@@ -6,6 +6,7 @@ It fetches as little as the parser asks for, and judges nothing: a file without 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from msgspec import Struct
 
@@ -17,7 +18,18 @@ from controlplane.mirror.store import Reading
 Read = Callable[[int], Awaitable[Prefix]]
 """Gives the first bytes of a file: at least as many as asked for, fewer only when it has no more."""
 
-FIRST_BYTES = 64 * 1024
+FIRST_BYTES: Final = 64 * 1024
+
+AT_ONCE: Final = 2
+"""A header may be hundreds of MiB of memory while it is read; further ones wait for their turn."""
+
+WHOLE_S: Final = 300.0
+"""All the time one header gets, from its turn on: bytes that drip in hold up the others no longer. A large
+vocabulary of 25 MiB comes within it at the lowest rate that the registry's client accepts."""
+
+
+class TooSlow(Exception):
+    """The header did not come whole in time; the text says how long that was."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -25,6 +37,26 @@ class Found(Struct, frozen=True, kw_only=True):
 
     shape: ModelShape | None
     why: str = ""
+
+
+class Headers:
+    """Reads headers by turns, `at_once` of them, each within `whole_s` seconds of its turn."""
+
+    def __init__(self, *, at_once: int = AT_ONCE, whole_s: float = WHOLE_S) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+        self._whole_s = whole_s
+
+    async def shape(self, read: Read) -> Found | NotGguf:
+        """See `read_shape`. Raises TooSlow as well."""
+        async with self._turns:
+            bound = asyncio.timeout(self._whole_s)
+            try:
+                async with bound:
+                    return await read_shape(read)
+            except TimeoutError:
+                if not bound.expired():
+                    raise
+                raise TooSlow(f"did not come whole within {self._whole_s:g} s") from None
 
 
 async def read_shape(read: Read) -> Found | NotGguf:

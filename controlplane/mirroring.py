@@ -16,6 +16,7 @@ from controlplane.domain.files import copy_on
 from controlplane.domain.reports import FileGone, Report
 from controlplane.domain.world import World
 from controlplane.hands import CONTROL, Hands
+from controlplane.headers import Headers
 from controlplane.mirror.fetching import Fetcher
 from controlplane.mirror.serving import MirrorApp
 from controlplane.mirror.store import Store
@@ -59,12 +60,14 @@ class Mirroring:
         self._yard_secret = yard_secret
         self.store = Store(folder, keep_free_bytes=settings.mirror_keep_free_bytes)
         self.registry = Registry.from_environment(environment)
+        self.far = Headers()
+        """The turns of all who read headers at the registry: jobs and plans."""
         self._fetcher = Fetcher(self.store, mirror=name, settings=settings, on_progress=self._tell)
         self._mirrors = Mirrors(wire, name=name, say=self._beacon, monotonic=monotonic)
         self.hands = Hands(
             mirror=name,
             registry=self.registry,
-            registry_token=environment.get("HF_TOKEN", "").strip() or None,
+            far=self.far,
             store=self.store,
             fetcher=self._fetcher,
             others=self._mirrors.urls,

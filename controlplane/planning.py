@@ -51,9 +51,6 @@ ANSWER_S: Final = 100.0
 """All an answer may take. yardctl waits a little longer, so a person is told what was slow; and whatever a
 client that left had asked for ends."""
 
-HEADERS_AT_ONCE: Final = 2
-"""A header may be hundreds of MiB of memory while it is read; further plans wait for their turn."""
-
 
 class ServeAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/plan`: the fields of the command `job.serve`."""
@@ -83,13 +80,15 @@ class NotAnswered(Exception):
 
 
 class Planner:
-    """Plans of one instance. `world` and `live` are what it knows at the moment of asking."""
+    """Plans of one instance. `world` and `live` are what it knows at the moment of asking; `far` are the
+    turns of all who read headers at the registry."""
 
     def __init__(
         self,
         *,
         registry: Registry,
         store: Store,
+        far: headers.Headers,
         world: Callable[[], World],
         live: Callable[[], Live],
         ids: Ids,
@@ -105,7 +104,7 @@ class Planner:
         self._settings = settings
         self._now = now
         self._answer_s = answer_s
-        self._headers = asyncio.Semaphore(HEADERS_AT_ONCE)
+        self._far = far
 
     @property
     def position(self) -> int:
@@ -176,10 +175,11 @@ class Planner:
         found = replace(found, file_set=picked, fetched_bytes=self._fetched(repo, picked))
         file = self._registry.open(repo.id, repo.commit, picked.first, KEPT_BYTES)
         try:
-            async with self._headers:
-                header = await headers.read_shape(file.prefix)
+            header = await self._far.shape(file.prefix)
         except RegistryFault as fault:
             return _wrong(found, fault.code, fault.sentence)
+        except headers.TooSlow as slow:
+            return _wrong(found, codes.REGISTRY_UNREACHABLE, f"the header of {picked.first} {slow}")
         if isinstance(header, NotGguf):
             return _wrong(
                 found, codes.NOT_GGUF, f"{picked.first} is not a GGUF file: {header.sentence}"

@@ -61,6 +61,17 @@ class Registry:
     def has_token(self) -> bool:
         return self._token is not None
 
+    def token(self) -> str | None:
+        """The token itself, for a request to this registry's own host and nothing else; None without one.
+
+        Raises RegistryFault when what was given cannot be one.
+        """
+        if self._token is None:
+            return None
+        if not self._token.sendable:
+            raise faults.bad_token()
+        return self._token.reveal()
+
     async def __aenter__(self) -> "Registry":
         return self
 
@@ -142,8 +153,7 @@ class Registry:
             fine = False
         if not fine:
             raise faults.no_endpoint(self.endpoint)
-        if self._token is not None and not self._token.sendable:
-            raise faults.bad_token()
+        self.token()
         return Asked(
             endpoint=self.endpoint,
             repo=repo_id,

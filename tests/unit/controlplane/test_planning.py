@@ -11,7 +11,7 @@ from controlplane import headers
 from controlplane.domain.ggufheader import HEADER_BYTES_MAX, More, NotGguf, Prefix
 from controlplane.domain.repo import Repo, RepoFile
 from controlplane.identifiers import new_ids
-from controlplane.planning import HEADERS_AT_ONCE, NotAnswered, Planner, ServeAsked
+from controlplane.planning import NotAnswered, Planner, ServeAsked
 from controlplane.registry.rangedfile import KEPT_BYTES
 from schemas.api import PlanView
 from schemas.settings import ControlplaneSettings
@@ -67,6 +67,7 @@ def planner(registry: Registry, *, answer_s: float) -> Planner:
     return Planner(
         registry=cast(Any, registry),
         store=cast(Any, Store()),
+        far=headers.Headers(),
         world=lambda: cast(Any, None),
         live=lambda: cast(Any, None),
         ids=new_ids(),
@@ -102,12 +103,34 @@ def test_only_a_few_headers_are_read_at_once() -> None:
     async def story() -> None:
         registry = Registry(at="header")
         asking = planner(registry, answer_s=10)
-        plans = [asyncio.create_task(asking.plan(ASKED)) for _ in range(HEADERS_AT_ONCE + 3)]
-        await until(lambda: registry.reading == HEADERS_AT_ONCE, "the first headers")
+        plans = [asyncio.create_task(asking.plan(ASKED)) for _ in range(headers.AT_ONCE + 3)]
+        await until(lambda: registry.reading == headers.AT_ONCE, "the first headers")
         registry.gate.set()
         found: list[PlanView] = await asyncio.gather(*plans)
         assert [plan.problems[0].code for plan in found] == ["not_gguf"] * len(plans)
-        assert registry.most == HEADERS_AT_ONCE
+        assert registry.most == headers.AT_ONCE
+
+    run(story())
+
+
+def test_a_header_that_drips_gives_its_turn_to_the_next() -> None:
+    async def story() -> None:
+        reading = headers.Headers(at_once=1, whole_s=0.05)
+
+        async def never(at_least: int) -> Prefix:
+            del at_least
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def page(at_least: int) -> Prefix:
+            del at_least
+            return b"<html> and no GGUF file whatsoever"
+
+        slow = asyncio.create_task(reading.shape(never))
+        await asyncio.sleep(0)
+        assert isinstance(await reading.shape(page), NotGguf)
+        with pytest.raises(headers.TooSlow, match=r"did not come whole within 0\.05 s"):
+            await slow
 
     run(story())
 

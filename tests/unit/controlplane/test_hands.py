@@ -1,0 +1,46 @@
+"""What an instance's hands refuse by themselves: a token that is none, and a name that a node might have."""
+
+from typing import Any, cast
+
+from controlplane.domain.reports import FileFault
+from controlplane.domain.work import Fetch
+from controlplane.domain.world import World
+from controlplane.hands import CONTROL, Hands
+from controlplane.headers import Headers
+from controlplane.mirroring import may_read
+from controlplane.registry.client import Registry
+from events.secrets import mirror_reader, mirror_token, node_secret
+from schemas import codes
+from tests.support.aio import run
+
+SPOILT = "hf_abc def"
+
+
+def test_scn_c8_a_token_that_is_none_reaches_no_fetch() -> None:
+    """A retry may begin at the mirror step: nothing asked the registry before it."""
+    hands = Hands(
+        mirror="cp-1",
+        registry=Registry(token=SPOILT),
+        far=Headers(),
+        store=cast(Any, None),
+        fetcher=cast(Any, None),
+        others=dict,
+        yard_secret="yard",
+        smoke_timeout_s=1.0,
+        on_progress=lambda _: None,
+    )
+    task = Fetch(key="a" * 64, repo="o/m", commit="c" * 40, path="m.gguf", bytes=9, sha256=None)
+    found = run(hands.do(task))
+    assert isinstance(found, FileFault)
+    assert (found.key, found.mirror, found.code) == (task.key, "cp-1", codes.TOKEN_REFUSED)
+    assert SPOILT not in found.sentence
+
+
+def test_no_node_shares_the_name_of_the_control_planes() -> None:
+    token = mirror_token(node_secret("yard", CONTROL), CONTROL)
+    assert mirror_reader("yard", token) == CONTROL
+    assert token.isascii()
+    assert token.isprintable()
+    # Nothing that starts a program can hand over a NUL, so no agent has this id.
+    assert "\0" in CONTROL
+    assert may_read(World(), CONTROL)
