@@ -4,7 +4,7 @@ It acts on this leader's copies alone: what other mirrors have is taken as told,
 removed for them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -34,6 +34,9 @@ from schemas.file import (
 RETRY_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
 """A fetch only a catalog entry waits for is tried again after a minute, doubling to an hour."""
+
+AT_ONCE: Final = 800
+"""Files written in one batch at most: it holds 1,000 events, a job's or a command's own among them."""
 
 HEX_SHOWN: Final = 12
 """Digits of a checksum a sentence shows."""
@@ -272,4 +275,22 @@ def _decision(scene: Scene, file: File, change: Change) -> Decision:
         changes=(change,),
         what=f"file {named(file)}: {change.event.__struct_config__.tag}, {change.reason}",
         cause=scene.world.head("file", file.key).id,
+    )
+
+
+def go_together(a: Decision, b: Decision) -> bool:
+    """Whether the same thing happens to both files for the same reason."""
+    (one,), (other,) = a.changes, b.changes
+    return (type(one.event), one.reason) == (type(other.event), other.reason)
+
+
+def together(decisions: Sequence[Decision]) -> Decision:
+    """One decision of several that go together, each about a file of its own."""
+    first = decisions[0]
+    if len(decisions) == 1:
+        return first
+    return replace(
+        first,
+        changes=tuple(change for decision in decisions for change in decision.changes),
+        what=f"{first.what} (and {len(decisions) - 1} more files)",
     )

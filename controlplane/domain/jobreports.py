@@ -23,9 +23,6 @@ from schemas import codes
 from schemas.file import File, FileAbsent
 from schemas.job import FileSet, Job
 
-MOST_FILES = 800
-"""Files of one set: the step writes them all in one batch."""
-
 LONGEST_PATH = 300
 """Bytes of a file's path as an event holds it: a job carries its first file's path in every event."""
 
@@ -71,7 +68,7 @@ def _repository(scene: Scene, job: Job, repo: Repo) -> Decision:
     file_set = filesets.pick(repo, quant=request.quant, file=request.file)
     if not isinstance(file_set, FileSet):  # 1
         return jobwrites.failed(scene, job, file_set.code, file_set.sentence)
-    if file_set.shards > MOST_FILES or jobtexts.size_of(file_set.first) > LONGEST_PATH:
+    if file_set.shards > files.AT_ONCE or jobtexts.size_of(file_set.first) > LONGEST_PATH:
         sentence = f"{jobtexts.clipped(file_set.first, 100)}: its files or their path are too long"
         return jobwrites.failed(scene, job, codes.INVALID, sentence)
     model = jobentry.name_of(request, repo.suggested_name, repo.id)

@@ -19,8 +19,6 @@ from schemas.commands import MirrorGc, MirrorRemove, MirrorVerify
 from schemas.file import File, FileRemoving, FileVerifying
 
 SHORTEST_KEY: Final = 8
-AT_ONCE: Final = 800
-"""Files of one command; the batch holds the outcome besides."""
 NAMED: Final = 3
 """Files a refusal names."""
 
@@ -137,8 +135,8 @@ def _remove(scene: Scene, body: MirrorRemove) -> Accepted | Rejected:
 
 def _removal(scene: Scene, found: list[File], nothing: str) -> Accepted:
     pairs = [(f, c) for f in found if (c := _removing(scene, f, "removed")) is not None]
-    left = len(pairs) - AT_ONCE
-    pairs = pairs[:AT_ONCE]
+    left = len(pairs) - files.AT_ONCE
+    pairs = pairs[: files.AT_ONCE]
     if not pairs:
         return Accepted(sentence=nothing)
     more = f"; {left} more are left, ask again" if left > 0 else ""
@@ -160,8 +158,8 @@ def _verify(scene: Scene, body: MirrorVerify) -> Accepted | Rejected:
     if isinstance(found, Rejected):
         return found
     here = [file for file in found if files.is_here(file, mirror)]
-    left = len(here) - AT_ONCE
-    here = here[:AT_ONCE]
+    left = len(here) - files.AT_ONCE
+    here = here[: files.AT_ONCE]
     if not here:
         return Accepted(sentence=f"none of it is on {mirror}: nothing to verify")
     changes: list[Change] = []

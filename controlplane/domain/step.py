@@ -142,15 +142,21 @@ def _jobs(scene: Scene) -> Decision | None:
 
 
 def _files(scene: Scene) -> Decision | None:
+    """Looks after files that something happened to, or whose time has come. What is to happen to several for
+    the same reason, as to the shards of a set, is one decision."""
     index = scene.index
     index.files.update(index.file_wake.take(scene.now))
+    found: list[Decision] = []
     for key in sorted(index.files):
         decision = scene.checked(files.look_after(scene, key))
-        if decision is not None:
-            return decision
-        index.files.discard(key)
-        index.file_wake.set(key, _ahead(scene, files.due_at(scene, key)))
-    return None
+        if decision is None:
+            index.files.discard(key)
+            index.file_wake.set(key, _ahead(scene, files.due_at(scene, key)))
+        elif not found or files.go_together(found[0], decision):
+            found.append(decision)
+            if len(found) == files.AT_ONCE:
+                break
+    return files.together(found) if found else None
 
 
 def _ahead(scene: Scene, at: datetime | None) -> datetime | None:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.domain import files, filesets, mirrorcommands
+from controlplane.domain import files, filesets
 from controlplane.domain.needs import needed_files
 from controlplane.domain.reports import FileFault, FileGone, FileStored
 from controlplane.domain.work import Fetch, Remove, Verify
@@ -17,7 +17,7 @@ from schemas.commands import (
     ModelAdd,
     ModelRemove,
 )
-from schemas.file import Copy, File, FileAbsent
+from schemas.file import Copy, File, FileAbsent, FileFetching
 from schemas.replica import Replica, ReplicaFetching
 from tests.support.serving import COMMIT, ServeYard, repo, serve_yard, sha_of
 from tests.support.worlds import GIB
@@ -242,6 +242,26 @@ def test_two_mirrors_have_the_same_bytes_of_a_file_nobody_published_a_sum_of() -
     mine = files.copy_on(lone(y), "cp2")
     assert mine is not None
     assert mine.code == codes.CHECKSUM_MISMATCH
+
+
+def test_the_shards_of_a_set_begin_and_end_in_one_decision_each() -> None:
+    y = serve_yard(repo("Owner/Model-GGUF", *SHARDS))
+    y.serve(quant="Q8_0", replicas=0)
+    made = []
+    for _ in range(3):
+        y.reports.extend(y.perform(task) for task in y.tasks())
+        made += y.settle()
+    begun = [d for d in made if any(isinstance(c.event, FileFetching) for c in d.changes)]
+    assert [len(d.changes) for d in begun] == [3]
+    y.run_workers()
+    assert y.job().state == "done"
+    y.do(ModelRemove(model="model"))
+    y.do(MirrorGc())
+    y.now += timedelta(days=8)
+    y.reports.extend(y.perform(task) for task in y.tasks())
+    ended = [d for d in y.settle() if any(c.noun == "file" and c.state is None for c in d.changes)]
+    assert [len(d.changes) for d in ended] == [3]
+    assert y.world.files == {}
 
 
 def test_a_file_nobody_has_and_nobody_needs_ends() -> None:
@@ -476,7 +496,7 @@ def test_gc_shows_and_removes_what_nobody_needs() -> None:
 
 def test_gc_takes_a_great_many_in_several_turns() -> None:
     y = serve_yard()
-    for n in range(mirrorcommands.AT_ONCE + 5):
+    for n in range(files.AT_ONCE + 5):
         key = filesets.file_key("o/m", COMMIT, str(n))
         copy = Copy(mirror="cp1", phase="present", since=y.now)
         file = File(
@@ -485,7 +505,7 @@ def test_gc_takes_a_great_many_in_several_turns() -> None:
         y.append("file", (key,), FileAbsent(), file)
     outcome = y.do(MirrorGc())
     assert "5 more are left, ask again" in outcome.sentence
-    assert len(y.tasks()) == mirrorcommands.AT_ONCE
+    assert len(y.tasks()) == files.AT_ONCE
 
 
 def test_gone_is_taken_from_a_copy_that_should_be_there() -> None:
