@@ -127,10 +127,13 @@ class Answer:
         return self._left is not None or "transfer-encoding" in self.headers
 
     def read_head(self, silence_s: float) -> None:
-        """Raises CutOff, Stopped."""
+        """All of the head within `silence_s`, interim answers included. Raises CutOff, Stopped."""
         read = 0
+        until = time.monotonic() + silence_s
         while not self._head_done:
-            data = self._receive_some(silence_s)
+            data = self._receive_until(until)
+            if data is None:
+                raise CutOff(f"it did not answer for {silence_s:.0f} s")
             read += len(data)
             if not data or read > HEAD_BYTES:
                 raise CutOff("it closed the connection without an answer" if not data else "no end")
@@ -141,7 +144,8 @@ class Answer:
             self._left = max(0, int(length[:20]) - len(self._body))
 
     def read_into(self, view: memoryview) -> int | None:
-        """The next bytes of the body; 0 at its end, None when none came within SLICE_S.
+        """The next bytes of the body; 0 at its end, None when none came within SLICE_S, or nothing but what
+        stands between parts of a body.
 
         Raises CutOff when the connection ends before the body, Stopped.
         """
@@ -161,7 +165,7 @@ class Answer:
                 raise CutOff(f"the connection ended {self._left} bytes too early")
             self._left -= count
             return count
-        while not self._body:
+        if not self._body:
             if self._complete:
                 return 0
             try:
@@ -173,6 +177,8 @@ class Answer:
                     raise CutOff("the connection ended before the answer did")
                 return 0  # without any length the end of the connection is the end of the body
             self._feed(data)
+            if not self._body:
+                return 0 if self._complete else None
         count = min(len(view), len(self._body))
         view[:count] = self._body[:count]
         del self._body[:count]
@@ -203,14 +209,11 @@ class Answer:
             self._line.check()
         return data
 
-    def _receive_some(self, silence_s: float) -> bytes:
-        until = time.monotonic() + silence_s
-        while True:
-            try:
+    def _receive_until(self, until: float) -> bytes | None:
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
                 return self._receive()
-            except TimeoutError:
-                if time.monotonic() >= until:
-                    raise CutOff(f"it did not answer for {silence_s:.0f} s") from None
+        return None
 
 
 def reason(error: OSError) -> str:
@@ -382,8 +385,13 @@ def _tunnel(connection: socket.socket, host: str, port: int, login: Mapping[str,
     connection.settimeout(CONNECT_S)
     connection.sendall(_head("CONNECT", target, {"host": target, **login}))
     head = b""
+    until = time.monotonic() + CONNECT_S
     # Byte by byte: what comes behind the head belongs to TLS.
     while not head.endswith(b"\r\n\r\n"):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise CutOff(f"the proxy did not answer for {CONNECT_S:.0f} s")
+        connection.settimeout(left_s)
         byte = connection.recv(1)
         if not byte or len(head) > HEAD_BYTES:
             raise CutOff("the proxy closed the connection")

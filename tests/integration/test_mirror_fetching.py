@@ -498,6 +498,32 @@ def test_req_c32_a_slow_file_that_moves_takes_as_long_as_it_takes(tmp_path: Path
     assert time.monotonic() - began > 1.8
 
 
+@pytest.mark.parametrize(
+    ("beginning", "drip"),
+    [
+        (b"HTTP/1.1 200 X\r\nx-long: ", b"x"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        (b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n1;x=", b"x"),
+        (b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ", b"x"),
+    ],
+)
+def test_req_c32_what_comes_without_end_and_is_no_byte_of_the_file_is_no_progress(
+    tmp_path: Path, beginning: bytes, drip: bytes
+) -> None:
+    def script(asked: Asked) -> None:
+        asked.connection.sendall(beginning)
+        while not asked.server.ending.wait(0.02):
+            asked.connection.sendall(drip)
+
+    store, task = open_store(tmp_path), task_for(CONTENT)
+    began = time.monotonic()
+    with file_server(script) as server:
+        result = fault(fetched(store, task, registry_sources(task, server), no_progress_s=0.6))
+    assert time.monotonic() - began < 5
+    assert result.code in (codes.REGISTRY_UNREACHABLE, codes.NO_PROGRESS)
+    assert fetch_threads() == []
+
+
 def test_a_stalled_connection_is_left_for_another_before_the_bound(tmp_path: Path) -> None:
     def stall(asked: Asked) -> None:
         asked.head(200, content_length=len(CONTENT), etag='"v1"')
