@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
+_OPENING: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_BLOB_MODE: Final = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _START_WRITING: Final = 2  # SYNC_FILE_RANGE_WRITE of sync_file_range(2)
 _WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much may wait in memory before the disk is told to begin. Gigabytes that wait would hold up every
@@ -108,12 +110,31 @@ class Partial:
         return os.preadv(self._handle, [buffer], offset)
 
     def begin_anew(self) -> None:
-        os.ftruncate(self._handle, 0)
+        """Throws away what is there. A file that has another name is left to it: it was a blob, and an
+        engine of this machine may have it in its memory, which cutting it short would end."""
+        if os.fstat(self._handle).st_nlink > 1:
+            self._replace()
+        else:
+            os.ftruncate(self._handle, 0)
         self._note_path.unlink(missing_ok=True)
+
+    def _replace(self) -> None:
+        """Another file takes the name, locked before it has it; this one looks like a blob again."""
+        os.fchmod(self._handle, _BLOB_MODE)
+        draft = self.path.with_name(f".{self.path.name}.new")
+        draft.unlink(missing_ok=True)
+        handle = os.open(draft, _OPENING | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.replace(self.path)
+            os.dup2(handle, self._handle, inheritable=False)
+        finally:
+            os.close(handle)
+        self._waiting = 0
 
     def move_to(self, blob: Path) -> None:
         """The whole file becomes `blob`, read-only. The lock stays with it until `close`."""
-        os.fchmod(self._handle, stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+        os.fchmod(self._handle, _BLOB_MODE)
         self.path.replace(blob)
         self._note_path.unlink(missing_ok=True)
 
@@ -130,7 +151,7 @@ class Partial:
 def open_partial(path: Path) -> Partial:
     """Opens or makes it, locked. Raises PartialBusy, OSError."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        handle = os.open(path, _OPENING, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

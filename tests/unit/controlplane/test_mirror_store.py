@@ -109,6 +109,34 @@ def test_a_partial_has_one_writer(tmp_path: Path) -> None:
     assert store.partials() == {}
 
 
+def test_a_file_an_engine_may_have_mapped_is_never_cut_short(tmp_path: Path) -> None:
+    """A node of this machine links a blob; later it is a partial again, and its bytes are found spoilt."""
+    store = open_store(tmp_path)
+    theirs = tmp_path / "theirs"
+    with store.partial(key_of("a")) as partial:
+        partial.append(memoryview(b"GGUF spoilt"))
+        theirs.hardlink_to(partial.path)
+        partial.begin_anew()
+        assert partial.size == 0
+        partial.append(memoryview(b"new"))
+        with pytest.raises(PartialBusy):
+            store.partial(key_of("a"))
+        assert theirs.read_bytes() == b"GGUF spoilt"
+        assert theirs.stat().st_mode & 0o777 == 0o444
+        assert partial.path.read_bytes() == b"new"
+    with store.partial(key_of("a")) as again:
+        assert again.size == 3
+
+
+def test_a_link_is_no_partial(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"somebody's")
+    (store.folder / "partial" / key_of("a")).symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic links"):
+        store.partial(key_of("a"))
+
+
 def test_space_is_reserved_without_making_the_file_longer(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     key = key_of("model.gguf")
