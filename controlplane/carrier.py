@@ -7,7 +7,7 @@ is stored, and if it is not, the decision is made anew.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from msgspec import Struct
@@ -41,8 +41,11 @@ FULL_RETRY_S = 5.0
 FAULT_RETRY_S = 2.0
 IN_FLIGHT_RETRY_S = 0.05
 AUDIT_WAIT_S = 2.0
-"""How long a decision that ends subjects waits for the audit to have them; then it goes on without."""
+"""How long a command that ends subjects waits for the audit to have them; then it goes on without."""
 AUDIT_LOOK_S = 0.05
+AUDIT_AGAIN_S = 2.0
+AUDIT_AGAIN_MOST_S = 60.0
+"""What nobody asked to end is left so long when the audit does not have it, twice as long each time."""
 
 PASSING_ALARMS = ("log_full", "misconfigured", "not_writable", "bad_decision")
 """Alarms that a stored batch proves to be over."""
@@ -94,10 +97,17 @@ class Carrier:
         self.settled: StoredCommand | None = None
         self.conflicts = 0
         """Refusals for another's earlier write, in a row."""
+        self._endings_from: datetime | None = None
+        self._endings_wait_s = AUDIT_AGAIN_S
 
     @property
     def in_doubt(self) -> bool:
         return self._in_doubt is not None
+
+    @property
+    def audit_behind(self) -> bool:
+        """Whether the audit was found behind a moment ago: what nobody asked to end is left for later."""
+        return self._endings_from is not None and self._now() < self._endings_from
 
     def drop(self) -> None:
         """The term is over: nothing of it is waited for."""
@@ -124,7 +134,15 @@ class Carrier:
         )
         self.settled = consumed
         if any(change.state is None for change in decision.changes):
-            await self._let_the_audit_catch_up(decision)
+            behind = await self._behind(decision)
+            if behind and decision.outcome is None:
+                return self._put_off(decision, behind)
+            self._endings_wait_s = AUDIT_AGAIN_S
+            if behind:
+                log.warning(
+                    "subjects end before the audit has them",
+                    extra={"what": decision.what, "error": behind},
+                )
         try:
             drafts = drafts_of(decision, line, world.heads, self._prefix)
             with self._metrics.append_s.time():
@@ -166,30 +184,34 @@ class Carrier:
         self._took_effect(decision, decision_id, term, appended.seqs[-1])
         return Carried(result="stored")
 
-    async def _let_the_audit_catch_up(self, decision: Decision) -> None:
-        """A tombstone takes its subject's past out of the log: what the audit lacks then is lost to it.
+    def _put_off(self, decision: Decision, why: str) -> Carried:
+        self._endings_from = self._now() + timedelta(seconds=self._endings_wait_s)
+        self._endings_wait_s = min(self._endings_wait_s * 2, AUDIT_AGAIN_MOST_S)
+        log.info("endings wait for the audit", extra={"what": decision.what, "why": why})
+        return Carried(result="again", delay_s=AUDIT_LOOK_S)
 
-        Somebody waits for this command, and an audit that is broken must not keep the catalog as it
-        is, so the wait has a short bound.
+    async def _behind(self, decision: Decision) -> str:
+        """Why the audit lacks what the decision ends, empty when it has it.
+
+        A tombstone takes its subject's past out of the log: what the audit lacks then is lost to it. When
+        somebody waits for the command, the audit is given a moment: a broken one must not keep the catalog as
+        it is. What nobody asked to end can wait for it, and must not hold up the decisions behind it.
         """
         world = self._reader.world
         heads = [world.head(c.noun, *c.key) for c in decision.changes if c.state is None]
         written_at = max((h.stored_at for h in heads if h.stored_at is not None), default=None)
         if written_at is None:
-            return
-        error: LogError | None = None
-        for _ in range(int(AUDIT_WAIT_S / AUDIT_LOOK_S)):
+            return ""
+        looks = int(AUDIT_WAIT_S / AUDIT_LOOK_S) if decision.outcome is not None else 1
+        for look in range(looks):
+            if look:
+                await asyncio.sleep(AUDIT_LOOK_S)
             try:
                 if await self._events.audited((self._now() - written_at).total_seconds()):
-                    return
-            except LogError as failed:
-                error = failed
-                break
-            await asyncio.sleep(AUDIT_LOOK_S)
-        log.warning(
-            "subjects end before the audit has them",
-            extra={"what": decision.what, "error": str(error or "it lags")},
-        )
+                    return ""
+            except LogError as error:
+                return str(error) or type(error).__name__
+        return "it lags"
 
     def _pause(self, code: str, sentence: str, delay_s: float) -> Carried:
         self._metrics.refused_batches.labels(code).inc()

@@ -47,6 +47,8 @@ BEACON_WAKE_S = 0.05
 """Beacons of many senders wake the loop at most this often."""
 LOOK_AGAIN_S = 10.0
 """The loop looks at least this often, so that a clock that was set forward delays nothing for long."""
+AUDIT_LOOK_S = 1.0
+"""It looks so often while endings wait for the audit."""
 HOUSEKEEPING_S = 3600.0
 CATCH_UP_S = 10.0
 ROUNDS = 100
@@ -384,14 +386,16 @@ class LeaderLoop:
         return 0
 
     def _until(self, wake_at: datetime | None) -> float:
+        most_s = AUDIT_LOOK_S if self._carrier.audit_behind else LOOK_AGAIN_S
         if wake_at is None:
-            return LOOK_AGAIN_S
+            return most_s
         # A wake-up in the past means "now": a domain that asks for it again and again must not spin.
-        return min(LOOK_AGAIN_S, max(0.01, (wake_at - self._now()).total_seconds()))
+        return min(most_s, max(0.01, (wake_at - self._now()).total_seconds()))
 
     def view(self) -> Live:
-        """What beacons say now, as ages."""
+        """What beacons say now, as ages, and what else is known beside the log."""
         live = self.live.view(leading_since=self._leading_since)
+        live = replace(live, audit_behind=self._carrier.audit_behind)
         if self._mirroring is None:
             return live
         return replace(live, mirror=self._mirroring.name, mirrors=self._mirroring.others())

@@ -100,6 +100,8 @@ class Live(Struct, frozen=True, kw_only=True):
     """The name of this leader's own mirror; empty: it has none and fetches nothing."""
     mirrors: tuple[str, ...] = ()
     """Other mirrors heard of lately, by name."""
+    audit_behind: bool = False
+    """The audit lacks what tombstones would take out of the log: what nobody asked to end is left for later."""
 
 
 class Ids(Struct, frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ def mismatch(file: File, sha256: str, size: int) -> tuple[str, str] | None:
 def look_after(scene: Scene, key: str) -> Decision | None:
     """The first of these that applies to the file:
 
-    1. nobody has it and nobody needs it: it ends;
+    1. nobody has it and nobody needs it: it ends, when the audit has its past;
     2. it is needed and not here: it is to be fetched; so is one that failed, when its time has come;
     3. it is being fetched and nobody needs it any more: the fetch ends, what came so far stays on disk.
     """
@@ -127,6 +127,8 @@ def look_after(scene: Scene, key: str) -> Decision | None:
         return None
     needs, mirror = scene.index.needs, scene.live.mirror
     if not file.copies and key not in needs.by_key:  # 1
+        if scene.live.audit_behind:
+            return None
         change = Change(
             noun="file",
             key=(key,),

@@ -135,6 +135,7 @@ class StepIndex:
         self.job_wake = Alarms()
         self.file_wake = Alarms()
         self.mirror: str | None = None
+        self.audit_behind = False
         self.frozen = ""
         self._jobs_of_model: dict[str, set[str]] = {}
         self._model_of_job: dict[str, str] = {}
@@ -212,8 +213,8 @@ class StepIndex:
         self.jobs.update(name for kind, name in self.needs.by_key.get(key, ()) if kind == "job")
 
     def look_at_all(self, world: World) -> None:
-        """Another mirror is this leader's own: what is here and what is not has to be told anew."""
-        self.jobs |= world.running_jobs
+        """Another mirror is this leader's own, or what is over may end again: all has to be told anew."""
+        self.jobs.update(world.jobs)
         self.files.update(world.files)
 
     def wake_jobs(self, model: str) -> None:

@@ -29,7 +29,7 @@ NOT_FETCHED = "the mirror could not fetch it: "
 def look_after(scene: Scene, id_: str) -> Decision | None:
     """What the job needs now:
 
-    1. one that has been over for `job_kept_s` ends;
+    1. one that has been over for `job_kept_s` ends, when the audit has its past;
     2. its entry was removed or switched off by somebody: it fails, saying so;
     3. no step is under way: the next begins, and says what it is going to do;
     4. the step under way is carried on: mirror, check (only for a file that was lost), catalog, placement,
@@ -40,7 +40,7 @@ def look_after(scene: Scene, id_: str) -> Decision | None:
         return None
     if job.state != "running":  # 1
         at = _ends_at(scene, job)
-        is_due = at is not None and at <= scene.now
+        is_due = at is not None and at <= scene.now and not scene.live.audit_behind
         return writes.decided(scene, job, (writes.ended(job),)) if is_due else None
     index = writes.place_of(job)
     if index > CATALOG:

@@ -64,8 +64,8 @@ def next_decision(
         agents={agent.node: agent for agent in live.agents},
     )
     scene.frozen = standing.suspicion(scene)
-    if index.mirror != live.mirror:
-        index.mirror = live.mirror
+    if (index.mirror, index.audit_behind) != (live.mirror, live.audit_behind):
+        index.mirror, index.audit_behind = live.mirror, live.audit_behind
         index.look_at_all(world)
     if commands:  # 1
         decision = wishes.decide(scene, commands[0])

@@ -83,6 +83,7 @@ class ServeYard(Yard):
     """`hub` is by repository id in lower case, `fails` by task name: what it comes to instead."""
 
     mirror: str = "cp1"
+    audit_behind: bool = False
     hub: dict[str, Repo] = field(default_factory=dict)
     header: ModelShape | None = field(default_factory=shape)
     header_why: str = ""
@@ -97,7 +98,7 @@ class ServeYard(Yard):
     """Keys in the order in which their bytes were fetched from the registry."""
 
     def live(self) -> Live:
-        return replace(super().live(), mirror=self.mirror)
+        return replace(super().live(), mirror=self.mirror, audit_behind=self.audit_behind)
 
     def check(self, decision: Decision) -> None:
         super().check(decision)

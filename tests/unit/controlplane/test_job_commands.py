@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from controlplane.domain.jobcommands import request_of
 from controlplane.domain.reports import FileGone
 from schemas import codes
-from schemas.commands import JobCancel, JobRetry, JobServe, ModelAdd, ModelRemove
+from schemas.commands import JobCancel, JobRetry, JobServe, MirrorGc, ModelAdd, ModelRemove
 from schemas.job import ServeRequest
 from tests.support.serving import repo, serve_yard
 
@@ -332,3 +332,19 @@ def test_an_end_that_cannot_be_written_keeps_nobody_awake() -> None:
     wake = y.step().wake_at
     assert wake is None or wake > y.now + timedelta(seconds=1)
     assert "j-0001" in y.world.jobs
+
+
+def test_nothing_is_ended_while_the_audit_is_behind() -> None:
+    y = serve_yard()
+    y.serve(replicas=0)
+    y.run_workers()
+    y.do(ModelRemove(model="model"))
+    y.audit_behind = True
+    y.do(MirrorGc())
+    y.run_workers()
+    y.now += timedelta(days=8)
+    y.settle()
+    assert len(y.world.jobs) == len(y.world.files) == 1
+    y.audit_behind = False
+    y.settle()
+    assert y.world.jobs == y.world.files == {}

@@ -36,7 +36,7 @@ from events.log import (
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from schemas.beacons import AgentBeacon, LeaderBeacon
-from schemas.commands import ModelAdd
+from schemas.commands import ModelAdd, Outcome
 from schemas.leader import Leader, LeaderElected
 from schemas.model import Model, ModelChanged, ModelDeleted
 from schemas.settings import ControlplaneSettings
@@ -362,7 +362,8 @@ def test_a_removal_lets_the_audit_catch_up_but_not_for_ever(
         if "x" not in world.models:
             return smallest_domain(world, live, commands, now, ids, settings)
         ends = Change(noun="model", key=("x",), event=ModelDeleted(), state=None)
-        return Step(decision=Decision(changes=(ends,), what="x ends"))
+        outcome = Outcome(id="c-1", actor="anna", name="model.remove", status="accepted", at=now)
+        return Step(decision=Decision(changes=(ends,), what="x ends", outcome=outcome))
 
     async def story() -> None:
         monkeypatch.setattr("controlplane.carrier.AUDIT_WAIT_S", 10 if recovers else 0.2)
@@ -374,6 +375,41 @@ def test_a_removal_lets_the_audit_catch_up_but_not_for_ever(
             if recovers:
                 assert "x" in yard.loop.world.models
                 yard.broker.audit_lags = False
+            await until(lambda: "x" not in yard.loop.world.models, "its end")
+
+    run(story())
+
+
+def test_an_end_nobody_asked_for_waits_for_the_audit_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ending(
+        world: World,
+        live: Live,
+        commands: Sequence[StoredCommand],
+        now: datetime,
+        ids: Ids,
+        settings: ControlplaneSettings,
+        *,
+        reports: Sequence[Report] = (),
+    ) -> Step:
+        if "x" in world.models and not live.audit_behind:
+            ends = Change(noun="model", key=("x",), event=ModelDeleted(), state=None)
+            return Step(decision=Decision(changes=(ends,), what="x ends"))
+        return smallest_domain(world, live, commands, now, ids, settings)
+
+    async def story() -> None:
+        monkeypatch.setattr("controlplane.carrier.AUDIT_WAIT_S", 3600)
+        monkeypatch.setattr("controlplane.carrier.AUDIT_AGAIN_S", 0.1)
+        monkeypatch.setattr("controlplane.leader.AUDIT_LOOK_S", 0.05)
+        yard = Yard(ending)
+        yard.broker.audit_lags = True
+        async with started(yard.loop):
+            await until(decided(yard, await yard.add("x")), "the model")
+            await until(lambda: yard.broker.audit_asked > 1, "the leader to look at the audit")
+            await until(decided(yard, await yard.add("a")), "another's model")
+            assert "x" in yard.loop.world.models
+            yard.broker.audit_lags = False
             await until(lambda: "x" not in yard.loop.world.models, "its end")
 
     run(story())
