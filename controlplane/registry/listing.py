@@ -8,6 +8,7 @@ are not trusted: what a listing says is checked before anybody else sees it.
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 LISTING_BYTES: Final = 64 * 1024**2
 """A longer listing is refused: the largest real ones have a few MiB."""
 
+LISTING_S: Final = 60.0
+"""So long may the body of a listing take, however it drips in: its thread cannot be ended from outside."""
+
 _ENVIRONMENT: Final = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",
@@ -34,12 +38,19 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCI
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FILE_BYTES: Final = 2**53
+NAME_BYTES: Final = 255
+"""No file system of a node keeps a longer name."""
+
 _loading: Final = threading.Lock()
 _loaded: Final = threading.Event()
 
 
 class _TooLong(Exception):
     """A listing of more than LISTING_BYTES."""
+
+
+class _Packed(Exception):
+    """A listing that is to be unpacked first."""
 
 
 def read_listing(asked: Asked, token: Token | None, timeout_s: float) -> Repo | RegistryFault:
@@ -52,7 +63,8 @@ def read_listing(asked: Asked, token: Token | None, timeout_s: float) -> Repo | 
         endpoint=asked.endpoint,
         token=False if token is None else token.reveal(),
         library_name="modelyard",
-        # Packed listings could unpack to anything; LISTING_BYTES counts what comes over the wire.
+        # Packed listings could unpack to anything; LISTING_BYTES counts what comes over the wire, so one that
+        # comes packed all the same is not read.
         headers={"Accept-Encoding": "identity"},
     )
     import httpx2
@@ -77,6 +89,8 @@ def read_listing(asked: Asked, token: Token | None, timeout_s: float) -> Repo | 
         return faults.unreachable(asked, _reason(error, token))
     except _TooLong:
         return faults.garbage(asked, f"a listing of more than {LISTING_BYTES // 1024**2} MiB")
+    except _Packed:
+        return faults.garbage(asked, "the listing came packed")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return faults.garbage(asked, "what came is no listing")
     return _checked(asked, info)
@@ -111,7 +125,10 @@ def _bound(response: "httpx2.Response") -> None:
     """Counts the body as it comes in: nothing else keeps an endless one out of memory."""
     import httpx2
 
+    if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise _Packed
     source = response.stream
+    ends_at = time.monotonic() + LISTING_S
     assert isinstance(source, httpx2.SyncByteStream)
 
     class Bounded(httpx2.SyncByteStream):
@@ -121,6 +138,8 @@ def _bound(response: "httpx2.Response") -> None:
                 count += len(piece)
                 if count > LISTING_BYTES:
                     raise _TooLong
+                if time.monotonic() > ends_at:
+                    raise httpx2.ReadTimeout(f"no whole listing within {LISTING_S:g} s")
                 yield piece
 
         def close(self) -> None:
@@ -182,10 +201,10 @@ def _file(told: Any) -> RepoFile | None:
 def _is_path(path: str) -> bool:
     parts = path.split("/")
     return (
-        0 < len(path.encode("utf-8", "surrogatepass")) <= 1024
-        and path.isprintable()
+        path.isprintable()
+        and 0 < len(path.encode()) <= 1024
         and "\\" not in path
-        and all(part not in ("", ".", "..") for part in parts)
+        and all(part not in ("", ".", "..") and len(part.encode()) <= NAME_BYTES for part in parts)
     )
 
 

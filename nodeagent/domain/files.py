@@ -23,6 +23,7 @@ MIRROR: Final = "mirror:"
 FETCH_FAILED: Final = "fetch_failed"
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_NAME_BYTES: Final = 255
 _ATTEMPTS: Final = 2
 """So often a file may arrive with other bytes than announced: once, and once more."""
 
@@ -52,6 +53,8 @@ def flaw(manifest: Manifest, key: str) -> str | None:
     for file in manifest.files:
         if file.name in ("", ".", "..") or "/" in file.name or "\0" in file.name:
             return f"{file.name!r} cannot be the name of a file"
+        if len(file.name.encode()) > _NAME_BYTES:
+            return f"{file.name[:40]!r}... is longer than a name of a file can be"
         if not is_sha256(file.sha256) or not is_sha256(file.key) or file.bytes < 0:
             return f"what it says of {file.name} is no sha256 and size"
     return None

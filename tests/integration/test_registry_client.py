@@ -395,6 +395,14 @@ GARBAGE: list[Any] = [
             {"size": 1.5},
             {"size": True},
             {"size": 2**60},
+            {"rfilename": "../m.gguf"},
+            {"rfilename": "a/../m.gguf"},
+            {"rfilename": "/m.gguf"},
+            {"rfilename": "a\\m.gguf"},
+            {"rfilename": "m\0.gguf"},
+            {"rfilename": f"{'m' * 251}.gguf"},
+            {"rfilename": f"{'a/' * 600}m.gguf"},
+            {"rfilename": "\ud800.gguf"},
             {"lfs": {"sha256": "abc", "size": 1, "pointerSize": 1}},
             {"lfs": {"sha256": 7, "size": 1, "pointerSize": 1}},
             {"lfs": 7},
@@ -441,6 +449,20 @@ def test_a_listing_without_end_is_not_taken_in(hub: Hub, monkeypatch: pytest.Mon
     fault = run(fault_of_repo(hub, "owner/Model"))
     assert fault.code == "registry_answer"
     assert "a listing of more than 1 MiB" in fault.sentence
+
+
+def test_a_packed_listing_is_not_unpacked(hub: Hub) -> None:
+    """A few KiB may unpack to more than there is memory."""
+    hub.fault(Fault(at="api", status=200, headers={"Content-Encoding": "gzip"}, body="x" * 100))
+    fault = run(fault_of_repo(hub, "owner/Model"))
+    assert fault.code == "registry_answer"
+    assert "the listing came packed" in fault.sentence
+
+
+def test_a_listing_that_drips_lets_its_thread_go(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LISTING_S", -1.0)
+    fill(hub, "owner/Model")
+    assert run(fault_of_repo(hub, "owner/Model")).code == "registry_unreachable"
 
 
 def test_going_round_in_circles_ends(hub: Hub) -> None:
