@@ -138,6 +138,7 @@ class Hands:
                     shape=shape,
                     why=why,
                     free_bytes=self._store.free_bytes(),
+                    reserved=self._store.reserved(),
                 )
 
 

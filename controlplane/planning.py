@@ -23,6 +23,7 @@ from controlplane.domain import (
     jobwrites,
 )
 from controlplane.domain.decision import Ids, Live, Rejected
+from controlplane.domain.files import of_set
 from controlplane.domain.filesets import Refusal
 from controlplane.domain.ggufheader import NotGguf
 from controlplane.domain.index import StepIndex
@@ -188,8 +189,6 @@ class Planner:
 
     def _judged(self, found: PlanView, job: Job, repo: Repo, header: headers.Found) -> PlanView:
         scene = self._scene()
-        # Nothing is known of the files yet; the disk is judged by what the mirror lacks of them.
-        free = self._store.free_bytes() - (job.file_set.bytes if job.file_set else 0)
         report = HeaderRead(
             job=job.id,
             attempt=1,
@@ -201,8 +200,15 @@ class Planner:
         taken = jobentry.taken(scene.world, job.id, wanted)
         if taken:
             found = _wrong(found, codes.EXISTS, taken)
-        if free + found.fetched_bytes < 0:
-            found = _wrong(found, codes.DISK_FULL, self._no_disk(job, found))
+        assert job.file_set is not None
+        # The log may not know the files yet: the disk is judged by what the registry says of them.
+        files = [scene.world.files.get(f.key, f) for f in of_set(repo, job.file_set)]
+        left = jobchecks.missing_bytes(
+            scene.world, scene.live.mirror, files, self._store.reserved()
+        )
+        no_disk = jobchecks.no_disk(self._store.free_bytes(), left, job.file_set.bytes)
+        if no_disk is not None:
+            found = _wrong(found, no_disk.code, no_disk.sentence)
         verdict = jobchecks.check(scene, job, report)
         if isinstance(verdict, jobchecks.Failed):
             found = _wrong(found, verdict.code, verdict.sentence)
@@ -215,7 +221,6 @@ class Planner:
                 generates=verdict.generates,
                 unmapped=verdict.unmapped,
             )
-        assert job.file_set is not None
         made = jobchecks.estimate_of(wanted, header.shape, job.file_set.bytes)
         model = jobentry.model_of(wanted, made.total_bytes)
         places = () if isinstance(model, tuple) else _places(scene, model)
@@ -228,12 +233,6 @@ class Planner:
             entry=jobentry.entry_of(wanted, made.total_bytes),
             places=places,
         )
-
-    def _no_disk(self, job: Job, found: PlanView) -> str:
-        assert job.file_set is not None
-        left = job.file_set.bytes - found.fetched_bytes
-        free = show_bytes(max(0, self._store.free_bytes()))
-        return f"the mirror's disk has {free} free, and {show_bytes(left)} are to be fetched"
 
     def _scene(self) -> Scene:
         world, live = self._world(), self._live()

@@ -10,11 +10,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from controlplane.domain import filesets
 from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Change, Decision
 from controlplane.domain.jobtexts import ERROR_BYTES, clipped
 from controlplane.domain.needs import MIRROR_STEP
 from controlplane.domain.quantities import show_bytes
+from controlplane.domain.repo import Repo
 from controlplane.domain.reports import FileFault, FileGone, FileStored
 from controlplane.domain.scene import Scene
 from schemas import codes
@@ -30,6 +32,7 @@ from schemas.file import (
     FilePresent,
     FileRemoving,
 )
+from schemas.job import FileSet
 
 RETRY_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0
@@ -86,6 +89,21 @@ def with_copy(file: File, mirror: str, copy: Copy | None) -> File:
     others = [other for other in file.copies if other.mirror != mirror]
     copies = [*others, copy] if copy is not None else others
     return replace(file, copies=tuple(sorted(copies, key=lambda c: c.mirror)))
+
+
+def of_set(repo: Repo, file_set: FileSet) -> tuple[File, ...]:
+    """The files of a set as they are before anything was fetched, in order of shards."""
+    return tuple(
+        File(
+            key=filesets.file_key(repo.id, repo.commit, file.path),
+            repo=repo.id,
+            commit=repo.commit,
+            path=file.path,
+            published_bytes=file.bytes,
+            published_sha256=file.sha256.lower() if file.sha256 else None,
+        )
+        for file in filesets.files_of(repo, file_set)
+    )
 
 
 def named(file: File) -> str:

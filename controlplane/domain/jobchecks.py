@@ -3,10 +3,12 @@
 It fails what cannot work in seconds instead of after forty gigabytes; it writes nothing.
 """
 
+from collections.abc import Mapping, Sequence
+
 from msgspec import Struct
 
 from controlplane.domain import estimate, jobentry, needs
-from controlplane.domain.files import copy_on
+from controlplane.domain.files import copy_on, is_here
 from controlplane.domain.jobwrites import CHECK_AHEAD
 from controlplane.domain.placement import is_heard
 from controlplane.domain.quantities import show_bytes
@@ -14,7 +16,9 @@ from controlplane.domain.rehearsal import rehearse
 from controlplane.domain.reports import HeaderRead
 from controlplane.domain.scene import Scene
 from controlplane.domain.shape import ModelShape
+from controlplane.domain.world import World
 from schemas import codes
+from schemas.file import File
 from schemas.job import Job, MemoryEstimate
 from schemas.node import EngineInfo
 
@@ -58,7 +62,7 @@ def check(scene: Scene, job: Job, report: HeaderRead) -> Passed | Failed:
     architecture = shape.architecture if shape is not None else ""
     wrong = _engines(scene, architecture) or _context(job, shape)  # 2, 3
     if wrong is None and report.index == CHECK_AHEAD:
-        wrong = _disk(scene, job, report.free_bytes)  # 4
+        wrong = _disk(scene, job, report)  # 4
     if wrong is not None:
         return wrong
     generates = shape.causal if shape is not None else True
@@ -155,22 +159,38 @@ def _context(job: Job, shape: ModelShape | None) -> Failed | None:
     return Failed(code=codes.CONTEXT_TOO_LONG, sentence=sentence)
 
 
-def _disk(scene: Scene, job: Job, free_bytes: int | None) -> Failed | None:
-    if free_bytes is None:
+def _disk(scene: Scene, job: Job, report: HeaderRead) -> Failed | None:
+    if report.free_bytes is None:
         return None
-    total = missing = 0
-    for key in needs.keys_of_job(job):
-        file = scene.world.files.get(key)
-        if file is None:
-            continue
-        total += file.published_bytes
-        mine = copy_on(file, scene.live.mirror)
-        if mine is None or mine.phase not in ("present", "verifying"):
-            missing += file.published_bytes
-    if missing <= free_bytes:
+    world = scene.world
+    known = [world.files[key] for key in needs.keys_of_job(job) if key in world.files]
+    missing = missing_bytes(world, scene.live.mirror, known, report.reserved)
+    return no_disk(report.free_bytes, missing, sum(file.published_bytes for file in known))
+
+
+def missing_bytes(
+    world: World, mirror: str, wanted: Sequence[File], reserved: Mapping[str, int]
+) -> int:
+    """What the mirror's disk must still take. What is there, be it under another name, needs no more room,
+    nor does what a fetch has reserved (`reserved`, bytes by key)."""
+    sums = {file.published_sha256 for file in wanted}
+    there = {f.sha256 for f in world.files.values() if f.sha256 in sums and is_here(f, mirror)}
+    missing = 0
+    for file in wanted:
+        mine = copy_on(file, mirror)
+        is_there = mine is not None and mine.phase in ("present", "verifying")
+        if not is_there and (file.published_sha256 is None or file.published_sha256 not in there):
+            missing += max(0, file.published_bytes - reserved.get(file.key, 0))
+    return missing
+
+
+def no_disk(free_bytes: int, missing_bytes: int, total_bytes: int) -> Failed | None:
+    """The refusal of files that are not all there and of which the mirror's disk cannot take the rest."""
+    if missing_bytes <= max(free_bytes, 0):
         return None
     sentence = (
-        f"the mirror's disk has {show_bytes(free_bytes)} free, and {show_bytes(missing)} "
-        f"of {show_bytes(total)} are still to be fetched"
+        f"the mirror's disk has {show_bytes(max(free_bytes, 0))} free, and {show_bytes(missing_bytes)} "
+        f"of {show_bytes(total_bytes)} are still to be fetched; `yardctl mirror gc` removes what "
+        "nothing needs, or give the mirror more disk"
     )
     return Failed(code=codes.DISK_FULL, sentence=sentence)

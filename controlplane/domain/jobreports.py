@@ -4,7 +4,7 @@ A report of another attempt, or of a step that is over, changes nothing.
 """
 
 from controlplane.domain import files, filesets, jobchecks, jobentry, jobtexts, jobwrites, needs
-from controlplane.domain.decision import Change, Decision
+from controlplane.domain.decision import Decision
 from controlplane.domain.jobwrites import REGISTRY, SMOKE
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.repo import Repo
@@ -20,7 +20,7 @@ from controlplane.domain.reports import (
 )
 from controlplane.domain.scene import Scene
 from schemas import codes
-from schemas.file import File, FileAbsent
+from schemas.file import FileAbsent
 from schemas.job import FileSet, Job
 
 LONGEST_PATH = 300
@@ -94,20 +94,9 @@ def _repository(scene: Scene, job: Job, repo: Repo) -> Decision:
     taken = jobentry.taken(scene.world, job.id, wanted)
     if taken:  # 3
         return jobwrites.failed(scene, job, codes.EXISTS, taken)
-    changes: list[Change] = []  # 4
-    for file in filesets.files_of(repo, file_set):
-        file_key = filesets.file_key(repo.id, repo.commit, file.path)
-        if file_key in scene.world.files:
-            continue
-        known = File(
-            key=file_key,
-            repo=repo.id,
-            commit=repo.commit,
-            path=file.path,
-            published_bytes=file.bytes,
-            published_sha256=file.sha256.lower() if file.sha256 else None,
-        )
-        changes.append(files.written(known, FileAbsent(), f"job {job.id} asks for it"))
+    why = f"job {job.id} asks for it"  # 4
+    unknown = [f for f in files.of_set(repo, file_set) if f.key not in scene.world.files]
+    changes = [files.written(file, FileAbsent(), why) for file in unknown]
     changes.append(jobwrites.stepped(scene, job, REGISTRY, "done", detail, **pinned))
     return jobwrites.decided(scene, job, tuple(changes))
 

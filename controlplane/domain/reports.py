@@ -23,7 +23,8 @@ class RepoRead(Struct, frozen=True, kw_only=True):
 class HeaderRead(Struct, frozen=True, kw_only=True):
     """A `check` step (`index` in Job.steps) read the header. `shape` None: it gives none, `why` says so.
 
-    `free_bytes` is what the mirror's disk can still take, less what it keeps free.
+    `free_bytes` is what the mirror's disk can still take, less what it keeps free; `reserved` are the bytes of
+    it that files on their way hold already, by key.
     """
 
     job: str
@@ -32,6 +33,7 @@ class HeaderRead(Struct, frozen=True, kw_only=True):
     shape: ModelShape | None
     why: str = ""
     free_bytes: int | None = None
+    reserved: dict[str, int] = {}
 
 
 class SmokeAnswered(Struct, frozen=True, kw_only=True):

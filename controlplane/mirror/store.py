@@ -209,6 +209,15 @@ class Store:
                     found[path.name] = path.stat().st_size
         return found
 
+    def reserved(self) -> dict[str, int]:
+        """The bytes of the disk that files on their way hold already, by key: not to be found free again."""
+        found: dict[str, int] = {}
+        for path in self._partials.iterdir():
+            if is_sha256(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path.name] = path.stat().st_blocks * 512
+        return found
+
     def read(self, key: str) -> Reading | None:
         """Opens the file of `key`; None when it is not here. A removal waits for what is open."""
         entry = self.entry(key)

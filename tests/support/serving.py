@@ -88,6 +88,7 @@ class ServeYard(Yard):
     header: ModelShape | None = field(default_factory=shape)
     header_why: str = ""
     free_bytes: int | None = None
+    reserved: dict[str, int] = field(default_factory=dict)
     fails: dict[str, tuple[str, str]] = field(default_factory=dict)
     reply: str = "Hello there."
     stores: set[tuple[str, str]] = field(default_factory=set)
@@ -224,6 +225,7 @@ class ServeYard(Yard):
                     shape=self.header,
                     why=self.header_why,
                     free_bytes=self.free_bytes,
+                    reserved=self.reserved,
                 )
             case work.Smoke():
                 if failure is not None:

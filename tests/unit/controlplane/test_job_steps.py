@@ -347,7 +347,8 @@ def test_scn_c7_a_disk_smaller_than_the_files_is_refused_before_the_download() -
     y.run_workers()
     assert y.job().code == codes.DISK_FULL
     assert y.job().error == (
-        "the mirror's disk has 2 GiB free, and 3 GiB of 3 GiB are still to be fetched"
+        "the mirror's disk has 2 GiB free, and 3 GiB of 3 GiB are still to be fetched; "
+        "`yardctl mirror gc` removes what nothing needs, or give the mirror more disk"
     )
     assert y.fetched == []
 
@@ -361,6 +362,26 @@ def test_scn_c7_what_is_there_already_needs_no_room() -> None:
     y.run_workers()
     assert y.job("j-0002").state == "done"
     assert len(y.fetched) == 3
+
+
+def test_scn_c7_what_a_fetch_has_reserved_needs_no_room_again() -> None:
+    y = serve_yard(repo("o/m", *SHARDS))
+    y.free_bytes = 2 * GIB
+    y.reserved = {filesets.file_key("o/m", COMMIT, SHARDS[0]): GIB}
+    y.serve("o/m", quant="Q8_0", replicas=0)
+    y.run_workers()
+    assert y.job().state == "done"
+
+
+def test_scn_c7_the_same_bytes_at_another_commit_need_no_room() -> None:
+    y = serve_yard(repo("o/m", *SHARDS))
+    y.serve("o/m", quant="Q8_0", replicas=0)
+    y.run_workers()
+    y.hub["o/m"] = repo("o/m", *SHARDS, commit="f" * 40)
+    y.free_bytes = 0
+    y.serve("o/m", quant="Q8_0", replicas=0, name="again")
+    y.run_workers()
+    assert y.job("j-0002").state == "done"
 
 
 def test_scn_c12_a_context_longer_than_the_models_names_both_numbers() -> None:

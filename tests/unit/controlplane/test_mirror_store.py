@@ -109,6 +109,15 @@ def test_a_partial_has_one_writer(tmp_path: Path) -> None:
     assert store.partials() == {}
 
 
+def test_scn_c7_what_a_file_on_its_way_holds_of_the_disk_is_known(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    key = key_of("model.gguf")
+    assert store.reserved() == {}
+    with store.partial(key) as partial:
+        partial.reserve(1024**2)
+        assert store.reserved()[key] >= 1024**2, "though nothing is written yet"
+
+
 def test_a_file_an_engine_may_have_mapped_is_never_cut_short(tmp_path: Path) -> None:
     """A node of this machine links a blob; later it is a partial again, and its bytes are found spoilt."""
     store = open_store(tmp_path)
