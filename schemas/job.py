@@ -92,7 +92,7 @@ class Job(Struct, frozen=True, kw_only=True):
     """The state of `yard.evt.job.<id>`.
 
     `attempt` counts starts: 1, and one more with each retry. `commit` is pinned by the first step and used
-    to the end. `key` (`repo@commit`, set name and model name) tells identical jobs; `joined` is the job
+    to the end. `key` (of `repo@commit`, set name and model name) tells identical jobs; `joined` is the job
     this one became. `catalog_at` is when the entry was added. Steps that have not begun do not appear.
     `unmapped`: the engine would copy weights beside a mapped file, so it reads the file instead.
     `generates` False: an embedding model, which cannot be asked to say hello. `entry_found`: the entry was

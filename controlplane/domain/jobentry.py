@@ -3,6 +3,7 @@
 The entry goes through the same reading as one a person wrote (entries.py); it is added elsewhere.
 """
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -219,8 +220,9 @@ def raised(model: Model, request: ServeRequest) -> Model | None:
 
 
 def key_of(repo: str, commit: str, file_set: FileSet, model: str) -> str:
-    """What two jobs have in common that do the same."""
-    return f"{repo}@{commit} {file_set.name} as {model}"
+    """What two jobs have in common that do the same: sha256, in hex, because every event of a job carries it
+    and the names may be long."""
+    return hashlib.sha256(f"{repo}@{commit} {file_set.name} as {model}".encode()).hexdigest()
 
 
 def fits_event(request: ServeRequest, most: int) -> bool:

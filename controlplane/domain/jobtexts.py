@@ -10,10 +10,10 @@ import msgspec
 DETAIL_BYTES: Final = 300
 """Of a step that is under way or done."""
 
-ERROR_BYTES: Final = 800
+ERROR_BYTES: Final = 700
 """Of what a job failed with; it stands on the step and on the job."""
 
-REPLY_BYTES: Final = 1000
+REPLY_BYTES: Final = 800
 REQUEST_BYTES: Final = 1800
 """Of all that was asked for, as JSON; the state of a job stays below 8 KiB."""
 
