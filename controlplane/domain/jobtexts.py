@@ -14,7 +14,7 @@ ERROR_BYTES: Final = 700
 """Of what a job failed with; it stands on the step and on the job."""
 
 REPLY_BYTES: Final = 800
-REQUEST_BYTES: Final = 1800
+REQUEST_BYTES: Final = 1600
 """Of all that was asked for, as JSON; the state of a job stays below 8 KiB."""
 
 _PLAIN: Final = frozenset("\n")

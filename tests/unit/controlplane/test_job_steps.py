@@ -780,11 +780,11 @@ def test_the_state_of_a_job_stays_small_whatever_is_in_it() -> None:
     y = serve_yard(repo(owner, "d" * 130 + "/" + "x" * 150 + "-Q4_K_M.gguf"))
     y.reply = long
     y.header = shape(architecture="a" * 200)
-    assert y.serve(owner, name=name, description="d" * 700).status == "accepted"
+    assert y.serve(owner, name=name, description="d" * 500).status == "accepted"
     y.advance(10)
     assert y.job().state == "done"
     y.fails["Smoke"] = ("x", long)
-    y.serve(owner, name=name, description="d" * 700, replicas=2)
+    y.serve(owner, name=name, description="d" * 500, replicas=2)
     y.run_workers()
     assert (y.job("j-0002").state, y.steps("j-0002")[-1]) == ("failed", ("smoke test", "failed"))
     # Ids and times of a real yard are longer.
