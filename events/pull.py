@@ -85,6 +85,7 @@ class StandingPull:
         self._expected_consumer_seq = 1
         self._credit = 0
         self._heard_at = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
         self._ended: str | None = None
         self._generation = -1
         self._failures = 0
@@ -147,9 +148,9 @@ class StandingPull:
             if left <= 0:
                 self._ended = "two heartbeats missed"
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(left, self._ring)
+            await self._wake.wait()
 
     async def pause(self) -> None:
         """After a failure to open: longer with each, and never the same for two readers."""
@@ -170,6 +171,12 @@ class StandingPull:
         """Deletes the consumer as far as the server can be reached."""
         self._stop_listening()
         await self._discard()
+
+    def _ring(self) -> None:
+        """Wakes who waits, to look whether it was silent for too long. One timer serves many waits: a busy
+        reader would make and cancel one for every few messages."""
+        self._alarm = None
+        self._wake.set()
 
     def _drain(self, limit: int) -> list[tuple[StoredMessage, int]]:
         """Takes delivered messages up to the first gap in the consumer's own count."""
@@ -289,6 +296,9 @@ class StandingPull:
 
     async def _discard(self) -> None:
         """Forgets the consumer; the server is told when it can be, else it forgets by itself."""
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm.cancel()
         handle, self._handle = self._handle, None
         if handle is not None:
             await handle.close()
