@@ -65,19 +65,23 @@ class LaunchHandle:
         Raises OSError, and ValueError for what no process can be given. `on_end` is called when the
         launcher has ended.
         """
-        lock = os.open(self.folder / processes.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        output = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as opened:
+            try:
+                lock = os.open(self.folder / processes.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                opened.callback(os.close, lock)
+                output = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT, 0o600)
+                opened.callback(os.close, output)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if spare is not None:  # nobody else knows of it any more
+                    spare.end()
+                raise
             try:
                 self._launcher_pid = self._hand_over(start, spare, lock, output)
             except OSError:
                 if spare is None:
                     raise
                 self._launcher_pid = self._hand_over(start, None, lock, output)
-        finally:
-            os.close(lock)
-            os.close(output)
         self._is_child = True
         self._watch(on_end)
 

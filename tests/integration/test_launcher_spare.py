@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent import launching, processes
 from nodeagent.drivers.driver import EngineStart
+from nodeagent.launchhandle import LaunchHandle
 from nodeagent.launching import Running
 from nodeagent.spare import Spare
 from tests.support.aio import run, until
@@ -210,3 +211,12 @@ def test_no_spare_is_no_reason_not_to_start(
             assert made_spares == 1
 
     run(story())
+
+
+def test_one_that_cannot_be_handed_its_launch_is_ended_and_collected(tmp_path: Path) -> None:
+    spare = Spare(tmp_path, hurry=False)
+    launch = LaunchHandle(REPLICA, tmp_path / "no folder")
+    with pytest.raises(OSError, match="no folder"):
+        launch.spawn(WAITS, spare, lambda: None)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(spare.pid, os.WNOHANG)
