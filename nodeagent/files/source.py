@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -48,8 +49,7 @@ class Stopper:
         with self._lock:
             self._stopped = True
             if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                _shut_down(self._socket)
 
     def watch(self, connected: socket.socket | None) -> None:
         """From now on `stop` shuts this socket down, or none. Raises Stopped when it was stopped."""
@@ -62,6 +62,17 @@ class Stopper:
         """Raises Stopped when it was stopped."""
         if self._stopped:
             raise Stopped
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        # Of the plain socket: that of TLS would forget its state under the reader's hands.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def _give_up(late: threading.Event, connected: socket.socket) -> None:
+    late.set()
+    _shut_down(connected)
 
 
 class Source(Protocol):
@@ -192,8 +203,11 @@ def ask_manifest(url: str, key: str, token: str, stall_s: float, stopper: Stoppe
     asked = _ask(url, f"/mirror/sets/{key}", token, {}, stall_s, stopper)
     try:
         body = b""
+        until = time.monotonic() + stall_s
         while piece := asked.read(PIECE_BYTES):
             body += piece
+            if time.monotonic() > until:
+                raise asked.away(f"did not tell of a set within {stall_s:g} s")
             if len(body) > _ANSWER_BYTES:
                 raise asked.away("told of a set without end")
         return body
@@ -216,9 +230,18 @@ class _Asked:
             self._connection.connect()
             self._stopper.watch(self._connection.sock)
             self._connection.sock.settimeout(stall_s)
-            self._connection.request("GET", path, headers=headers)
-            # It outlives its connection when the mirror closes after the answer.
-            self.response = self._opened.enter_context(self._connection.getresponse())
+            # The socket's own bound is for each piece; a head may come in as many as it likes.
+            late = threading.Event()
+            overdue = threading.Timer(stall_s, _give_up, (late, self._connection.sock))
+            overdue.start()
+            try:
+                self._connection.request("GET", path, headers=headers)
+                # It outlives its connection when the mirror closes after the answer.
+                self.response = self._opened.enter_context(self._connection.getresponse())
+            finally:
+                overdue.cancel()
+            if late.is_set():  # what was cut short looks like a head that ended
+                raise TimeoutError
         except (OSError, http.client.HTTPException) as error:
             self._stopper.check()
             raise self.away(f"does not answer ({_told(error)})") from error
