@@ -36,10 +36,20 @@ REGISTRY_S: Final = 120.0
 
 async def send(place: Place, body: CommandBody, timeout_s: float) -> Outcome:
     """The accepted outcome, printed. Raises as `carry_out`."""
-    async with open_log(place) as log:
-        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+    outcome = await _carried(place, body, timeout_s)
     tell(outcome)
     return outcome
+
+
+async def _carried(place: Place, body: CommandBody, timeout_s: float) -> Outcome:
+    async with open_log(place) as log:
+        return await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+
+
+def _tell_all(outcome: Outcome) -> None:
+    """What it is about, a line each, then the sentence about all of it."""
+    for line in (*outcome.lines, outcome.sentence):
+        print(line)
 
 
 async def serve(place: Place, body: JobServe, timeout_s: float, *, detach: bool) -> None:
@@ -53,14 +63,11 @@ async def retry(place: Place, job: str, timeout_s: float, *, detach: bool) -> No
 
 async def cancel(place: Place, job: str, timeout_s: float) -> None:
     """Prints that it is over and what it leaves behind, in the one sentence that says both."""
-    async with open_log(place) as log:
-        body = JobCancel(job=job)
-        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
-    print(outcome.sentence)
+    print((await _carried(place, JobCancel(job=job), timeout_s)).sentence)
 
 
 async def remove(place: Place, what: str, timeout_s: float) -> None:
-    await send(place, MirrorRemove(what=what), timeout_s)
+    _tell_all(await _carried(place, MirrorRemove(what=what), timeout_s))
 
 
 async def verify(place: Place, what: str, timeout_s: float) -> None:
@@ -112,7 +119,7 @@ async def _verified(log: EventLog, subjects: list[str]) -> int:
 
 
 async def collect(place: Place, timeout_s: float, *, dry_run: bool) -> None:
-    await send(place, MirrorGc(dry_run=dry_run), timeout_s)
+    _tell_all(await _carried(place, MirrorGc(dry_run=dry_run), timeout_s))
 
 
 async def follow(place: Place, job: str) -> None:
