@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 STOP_WAIT_S: Final = 5.0
 """How long a cancelled fetch waits for its thread. Only a name lookup can hold one for longer, and that
 touches nothing any more when it returns."""
+
+SETTLE_S: Final = 30.0
+"""How long an end waits for the disk and for such a lookup."""
 
 
 class Fetcher:
@@ -95,10 +99,12 @@ class Fetcher:
         assert result is not None, "only a cancelled fetch is stopped"
         return result
 
-    async def settled(self) -> None:
-        """Waits until everything that was fetched is written through to the disk."""
+    async def settled(self, within_s: float = SETTLE_S) -> None:
+        """Waits until everything that was fetched is written through to the disk, or that long: what was
+        not is hashed again at the next opening."""
+        until = time.monotonic() + within_s
         for thread in tuple(self._threads):
-            await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(thread.join, max(0.0, until - time.monotonic()))
 
     def _settle(self, stored: FileStored) -> None:
         try:
