@@ -16,6 +16,7 @@ from controlplane.domain import (
     consequences,
     following,
     jobcommands,
+    jobtexts,
     mirrorcommands,
     record,
     upkeep,
@@ -75,6 +76,8 @@ MOST_CHANGES: Final = 900
 """Events of one command; a batch holds 1,000, and there are the outcome and the leader's line."""
 MOST_PROBLEMS: Final = 50
 MOST_LINES: Final = 1000
+MOST_LINES_BYTES: Final = 96 * 1024
+"""What an outcome tells in lines; with the subjects it names, the whole stays within one event."""
 LONGEST_SENTENCE: Final = 2000
 """Characters of what an outcome says, however much of a wrong entry it repeats."""
 
@@ -136,7 +139,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
         at=scene.now,
         sentence=answer.sentence,
         refs=_refs(scene, answer),
-        lines=_first(answer.lines, MOST_LINES),
+        lines=_first(answer.lines),
     )
     return Decision(
         changes=answer.changes,
@@ -153,9 +156,16 @@ def _refs(scene: Scene, answer: Accepted) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*answer.refs, *changed)))
 
 
-def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
-    more = len(lines) - most
-    return lines if more <= 0 else (*lines[:most], f"(and {more} lines more)")
+def _first(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the lines as one outcome tells, and how many more there are."""
+    left, kept = MOST_LINES_BYTES, 0
+    for line in lines[:MOST_LINES]:
+        left -= jobtexts.size_of(line) + 3
+        if left < 0:
+            break
+        kept += 1
+    more = len(lines) - kept
+    return lines if more <= 0 else (*lines[:kept], f"(and {more} lines more)")
 
 
 def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected) -> Decision:

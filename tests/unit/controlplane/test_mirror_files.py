@@ -2,12 +2,14 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from controlplane.domain import files, filesets
 from controlplane.domain.needs import needed_files
 from controlplane.domain.reports import FileFault, FileGone, FileStored
 from controlplane.domain.work import Fetch, Remove, Verify
+from events.envelope import MAX_EVENT_BYTES
 from schemas import codes
 from schemas.commands import (
     JobCancel,
@@ -500,11 +502,20 @@ def test_gc_takes_a_great_many_in_several_turns() -> None:
         key = filesets.file_key("o/m", COMMIT, str(n))
         copy = Copy(mirror="cp1", phase="present", since=y.now)
         file = File(
-            key=key, repo="o/m", commit=COMMIT, path=str(n), published_bytes=1, copies=(copy,)
+            key=key,
+            repo="o/m",
+            commit=COMMIT,
+            path="long/" * 60 + str(n),
+            published_bytes=1,
+            copies=(copy,),
         )
         y.append("file", (key,), FileAbsent(), file)
+    shown = y.do(MirrorGc(dry_run=True))
     outcome = y.do(MirrorGc())
     assert "5 more are left, ask again" in outcome.sentence
+    for answer in (shown, outcome):
+        assert len(msgspec.json.encode(answer)) < MAX_EVENT_BYTES - 4096, "one event holds it"
+        assert "lines more)" in answer.lines[-1]
     assert len(y.tasks()) == files.AT_ONCE
 
 
