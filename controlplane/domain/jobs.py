@@ -161,13 +161,20 @@ def compared(here: list[File]) -> str:
 
 
 def _lost_copy(scene: Scene, job: Job) -> Decision | None:
-    """A file of the set that could not be fetched since this step began, or that nobody knows any more."""
+    """A file of the set that could not be fetched since this step began, that nobody knows any more, or about
+    which nothing can be written."""
     step = job.steps[min(MIRROR, len(job.steps) - 1)]
     for key in _keys(scene, job):
         file = scene.world.files.get(key)
         if file is None:
             sentence = f"{NOT_FETCHED}the log knows no file {key[:12]} of it any more"
             return writes.failed(scene, job, codes.NOT_FOUND, sentence)
+        head = scene.world.head("file", key)
+        if not head.writable and not files.is_here(file, scene.live.mirror):
+            # Nothing can be decided about it: it would be waited for without end.
+            code = codes.UPGRADE_REQUIRED if head.type else codes.BROKEN
+            sentence = f"{NOT_FETCHED}{scene.world.subject('file', key)} cannot be written: "
+            return writes.failed(scene, job, code, sentence + head.problem)
         mine = files.copy_on(file, scene.live.mirror)
         if mine is None or mine.phase != "failed" or mine.since < (step.since or step.at):
             continue

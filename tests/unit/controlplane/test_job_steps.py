@@ -541,6 +541,21 @@ def test_req_c35_a_failure_without_a_text_is_not_overlooked() -> None:
     assert y.job().state == "failed"
 
 
+def test_inv_5_a_file_nothing_can_be_written_about_is_not_waited_for() -> None:
+    y = serve_yard()
+    y.serve()
+    y.reports.append(y.perform(y.tasks()[0]))
+    y.settle()
+    [key] = y.world.files
+    subject = y.world.subject("file", key)
+    y.world.heads[subject] = replace(
+        y.world.heads[subject], writable=False, type="", problem="not JSON"
+    )
+    y.run_workers()
+    assert y.job().code == codes.BROKEN
+    assert y.job().error.endswith(f"{subject} cannot be written: not JSON")
+
+
 def test_req_c36_the_step_is_done_when_every_file_of_the_set_is_present() -> None:
     y = serve_yard(repo("o/m", *SHARDS))
     y.serve("o/m", quant="Q8_0")
