@@ -228,6 +228,10 @@ def calm_collector() -> None:
     What stands now mostly stays: a collection that walked a table of thousands of models would halt every
     stream for tens of milliseconds. What requests make is freed without it, and a thousand that are woken
     together make enough to call it forty times in the milliseconds that matter.
+
+    What it costs is memory for cycles that wait: a request leaves a third of an object in them, so the
+    50,000 are some 150,000 requests apart. Measured over 60,000 requests to a scripted engine, 32 at a time:
+    45 MiB grew to 50, with the collector's own thresholds to 47.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
