@@ -86,7 +86,7 @@ class ControlplaneSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str, Meta(description="URL at which nodes reach this mirror; empty = http:// and `listen`.")
     ] = ""
     mirror_fetches: Annotated[int, Meta(description="Files fetched at the same time.")] = 2
-    mirror_bandwidth_bytes_s: Annotated[
+    mirror_bandwidth_bytes: Annotated[
         int, Meta(description="Bytes per second of all fetches together; 0 = no limit.")
     ] = 0
     mirror_no_progress_s: Annotated[

@@ -72,19 +72,20 @@ def registry_environment(endpoint: str) -> dict[str, str]:
 
 
 async def _yardctl(yard: Yard, *arguments: str) -> None:
+    """Runs it and passes on each line as it comes. Raises DemoError when it did not end well."""
     process = await asyncio.create_subprocess_exec(
         *python_argv("controlplane.ctl", *arguments),
-        env={**os.environ, "YARD_DATA": str(yard.data)},
+        env={**os.environ, "YARD_DATA": str(yard.data), "PYTHONUNBUFFERED": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    printed, _ = await process.communicate()
-    text = printed.decode(errors="replace").rstrip()
-    if text:
-        say("  " + text.replace("\n", "\n  "))
-    if process.returncode != 0:
-        raise DemoError(f"yardctl {' '.join(arguments)} ended with {process.returncode}")
+    assert process.stdout is not None
+    async for line in process.stdout:
+        say(f"  {line.decode(errors='replace').rstrip()}")
+    code = await process.wait()
+    if code != 0:
+        raise DemoError(f"yardctl {' '.join(arguments)} ended with {code}")
 
 
 class Story:

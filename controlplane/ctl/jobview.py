@@ -10,9 +10,26 @@ from typing import Any, Final
 from msgspec import Struct
 
 from controlplane.ctl.show import length, size
+from schemas import codes
 from schemas.file import File
 from schemas.job import JOB_OVER, FileSet, Job, JobStep
 from schemas.progress import FileProgress
+
+ASKED_WRONG: Final = frozenset(
+    {
+        codes.INVALID,
+        codes.EXISTS,
+        codes.NO_GGUF,
+        codes.NO_SUCH_FILE,
+        codes.AMBIGUOUS,
+        codes.SHARD_MISSING,
+        codes.REVISION_NOT_FOUND,
+        codes.CONTEXT_TOO_LONG,
+        codes.ARCHITECTURE_UNKNOWN,
+        codes.NOT_GGUF,
+    }
+)
+"""Of these another request helps, and not the same one again."""
 
 NAME_WIDTH: Final = 10
 STATE_WIDTH: Final = 7
@@ -86,9 +103,14 @@ def ending(job: Job) -> tuple[str, ...]:
         case "joined":
             return (f"job {job.joined} does the same already; it is watched instead",)
         case "failed":
-            return (f"job {job.id} failed: {job.error}", f"try again: yardctl job retry {job.id}")
+            said = f"job {job.id} failed: {job.error}"
+            if job.code in ASKED_WRONG:
+                return (said,)
+            return (said, f"once that is mended: yardctl job retry {job.id}")
         case "cancelled":
-            return (f"job {job.id} was cancelled{': ' + job.error if job.error else ''}",)
+            why = f": {job.error}" if job.error else ""
+            again = f"go on with it: yardctl job retry {job.id}"
+            return (f"job {job.id} was cancelled{why}", again)
         case _:
             return ()
 

@@ -128,7 +128,13 @@ async def follow(place: Place, job: str) -> None:
     # Imported here: what draws bars is no part of the other commands' start.
     from controlplane.ctl.jobwatch import watch
 
-    await watch(place, job)
+    try:
+        await watch(place, job)
+    except BaseException as error:
+        # Whatever ended but the job itself (its own end is 1): Ctrl-C, a NATS that went away.
+        if not isinstance(error, CtlError) or error.code != EXIT_FAILED:
+            console(stderr=True).print(f"the job goes on: yardctl job watch {job}")
+        raise
 
 
 async def _started(place: Place, body: CommandBody, timeout_s: float, *, detach: bool) -> None:
@@ -140,13 +146,7 @@ async def _started(place: Place, body: CommandBody, timeout_s: float, *, detach:
     if detach:
         print(f"watch it: yardctl job watch {jobs[0]}")
         return
-    try:
-        await follow(place, jobs[0])
-    except BaseException as error:
-        # Whatever ended but the job itself (its own end is 1): Ctrl-C, a NATS that went away.
-        if not isinstance(error, CtlError) or error.code != EXIT_FAILED:
-            console(stderr=True).print(f"the job goes on: yardctl job watch {jobs[0]}")
-        raise
+    await follow(place, jobs[0])
 
 
 async def list_jobs(api: Api, output: str, now: datetime) -> None:

@@ -47,7 +47,7 @@ class Fetcher:
         self._store = store
         self._mirror = mirror
         self._no_progress_s = settings.mirror_no_progress_s
-        self._limiter = Limiter(settings.mirror_bandwidth_bytes_s)
+        self._limiter = Limiter(settings.mirror_bandwidth_bytes)
         self._on_progress = on_progress
         self._threads: set[threading.Thread] = set()
 

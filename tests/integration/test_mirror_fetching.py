@@ -840,7 +840,7 @@ def test_all_fetches_together_keep_to_the_bandwidth(tmp_path: Path) -> None:
         fetcher = Fetcher(
             store,
             mirror="cp-1",
-            settings=ControlplaneSettings(mirror_bandwidth_bytes_s=600_000),
+            settings=ControlplaneSettings(mirror_bandwidth_bytes=600_000),
         )
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
@@ -868,7 +868,7 @@ def test_req_c33_progress_is_told_with_bytes_total_and_rate_once_a_second(
         fetcher = Fetcher(
             store,
             mirror="cp-1",
-            settings=ControlplaneSettings(mirror_bandwidth_bytes_s=500_000),
+            settings=ControlplaneSettings(mirror_bandwidth_bytes=500_000),
             on_progress=lambda progress: said.append((time.monotonic(), progress)),
         )
         stored(await fetcher.fetch(task, sources=registry_sources(task, server)))

@@ -66,7 +66,11 @@ def test_an_ending_says_what_came_of_it() -> None:
     assert ending(done) == ("smol answers (140.0 tokens/s): Hello!",)
     assert ending(replace(JOB, state="done")) == ("smol is served: it loads when first asked for",)
     failed = ending(replace(JOB, state="failed", error="no room"))
-    assert failed == ("job j-1 failed: no room", "try again: yardctl job retry j-1")
+    assert failed == ("job j-1 failed: no room", "once that is mended: yardctl job retry j-1")
+    wrong = replace(JOB, state="failed", error="no such file", code="no_such_file")
+    assert ending(wrong) == ("job j-1 failed: no such file",)  # the same again helps nobody
+    cancelled = ending(replace(JOB, state="cancelled"))
+    assert cancelled[1] == "go on with it: yardctl job retry j-1"
     assert ending(replace(JOB, state="joined", joined="j-0"))[0].startswith("job j-0 ")
     assert ending(JOB) == ()
     assert [is_over(replace(JOB, state=s)) for s in ("running", "joined")] == [False, True]

@@ -156,7 +156,7 @@ def test_an_outage_is_told_once_and_watching_goes_on() -> None:
             await watching
         assert failed.value.lines == (
             "job j-1 failed: no room",
-            "try again: yardctl job retry j-1",
+            "once that is mended: yardctl job retry j-1",
         )
         assert t.told.getvalue().count("NATS is away") == 1
 

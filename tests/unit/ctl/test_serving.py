@@ -193,7 +193,7 @@ def test_whoever_leaves_a_job_is_told_that_it_goes_on(
         raise error
 
     monkeypatch.setattr(serving, "send", sent)
-    monkeypatch.setattr(serving, "follow", left)
+    monkeypatch.setattr(jobwatch, "watch", left)
     place = Place(data=tmp_path, nats_url="nats://x", api_url="http://x")
     with pytest.raises(type(error)):
         run(serving.serve(place, JobServe(repo="a/b"), 1.0, detach=False))
