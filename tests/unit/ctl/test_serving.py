@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controlplane.ctl import connect, main, serving
+from controlplane.ctl import connect, jobwatch, main, serving
 from controlplane.ctl.connect import Api, Place
 from controlplane.ctl.failures import CtlError, RejectedByYard, Unreachable
 from events.memory import MemoryLog
