@@ -54,6 +54,7 @@ DISK_FULL: Final = "disk_full"
 DISK_FAILED: Final = "disk_failed"  # it could not be read or written, for another reason than space
 CHECKSUM_MISMATCH: Final = "checksum_mismatch"
 SIZE_MISMATCH: Final = "size_mismatch"
+INTERRUPTED: Final = "interrupted"  # a fetch nobody needs any more; what came is kept
 NO_PROGRESS: Final = "no_progress"  # no byte came for the bound
 START_FAILED: Final = "start_failed"
 QUARANTINED: Final = "model_quarantined"

@@ -138,7 +138,9 @@ def look_after(scene: Scene, key: str) -> Decision | None:
 
     1. nobody has it and nobody needs it: it ends, when the audit has its past;
     2. it is needed and not here: it is to be fetched; so is one that failed, when its time has come;
-    3. it is being fetched and nobody needs it any more: the fetch ends, what came so far stays on disk.
+    3. it is being fetched and nobody needs it any more: the fetch ends. What came so far stays, as a copy
+       that failed: a retry goes on with it, and whoever collects what is idle finds it;
+    4. what was left of such a fetch goes when no job is there any more that could be tried again.
     """
     file = scene.world.files.get(key)
     if file is None:
@@ -164,7 +166,12 @@ def look_after(scene: Scene, key: str) -> Decision | None:
             return _decision(scene, file, _fetching(scene, file, mine))
         return None
     if mine is not None and mine.phase == "fetching":  # 3
-        return _decision(scene, file, absent(file, mirror, "nobody needs it any more"))
+        return _decision(scene, file, _interrupted(scene, file, mine))
+    if mine is not None and mine.code == codes.INTERRUPTED and key not in needs.by_key:  # 4
+        removing = replace(mine, phase="removing", since=scene.now, code="", reason="")
+        after = with_copy(file, mirror, removing)
+        event = FileRemoving(mirror=mirror)
+        return _decision(scene, file, written(after, event, "no job will go on with it"))
     return None
 
 
@@ -256,6 +263,20 @@ def _failed(scene: Scene, file: File, mine: Copy, code: str, sentence: str) -> C
     )
     after = with_copy(file, mine.mirror, copy)
     return written(after, FileFailed(mirror=mine.mirror, code=code), reason)
+
+
+def _interrupted(scene: Scene, file: File, mine: Copy) -> Change:
+    reason = "the fetch was stopped, nobody needs it any more; what came is kept"
+    copy = replace(
+        mine,
+        phase="failed",
+        since=scene.now,
+        code=codes.INTERRUPTED,
+        reason=reason,
+        retry_at=None,
+    )
+    event = FileFailed(mirror=mine.mirror, code=codes.INTERRUPTED)
+    return written(with_copy(file, mine.mirror, copy), event, reason)
 
 
 def _not_removed(scene: Scene, file: File, mine: Copy | None, report: FileFault) -> Decision | None:

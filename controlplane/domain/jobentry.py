@@ -171,7 +171,10 @@ def taken(world: World, job: str, wanted: Wanted, incarnation: str = "") -> str:
                 continue
             differs = differences(model, wanted)
             if "source" in differs:  # 1
-                return f"{name!r} is another model already; give this one another name with --name"
+                return (
+                    f"{name!r} is another model already; give this one another name with --name, or "
+                    f"remove that one first: yardctl model rm {name}"
+                )
             if differs:
                 return (
                     f"{name!r} is in the catalog already with another {', '.join(differs)}; "

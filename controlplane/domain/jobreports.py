@@ -3,6 +3,8 @@
 A report of another attempt, or of a step that is over, changes nothing.
 """
 
+from msgspec.structs import replace
+
 from controlplane.domain import files, filesets, jobchecks, jobentry, jobtexts, jobwrites, needs
 from controlplane.domain.decision import Decision
 from controlplane.domain.jobwrites import REGISTRY, SMOKE
@@ -21,7 +23,7 @@ from controlplane.domain.reports import (
 from controlplane.domain.scene import Scene
 from schemas import codes
 from schemas.file import FileAbsent
-from schemas.job import FileSet, Job
+from schemas.job import FileSet, Job, ServeRequest
 
 LONGEST_PATH = 300
 """Bytes of a file's path as an event holds it: a job carries its first file's path in every event."""
@@ -86,7 +88,7 @@ def _repository(scene: Scene, job: Job, repo: Repo) -> Decision:
     )
     for id_ in sorted(scene.world.running_jobs):
         other = scene.world.jobs[id_]
-        if id_ != job.id and other.key == key:  # 2
+        if id_ != job.id and other.key == key and _alike(other.request, request):  # 2
             change = jobwrites.joined(scene, job, other, detail, **pinned)
             return jobwrites.decided(scene, job, (change,))
     after = jobwrites.with_step(job, REGISTRY, "done", detail, scene.now, **pinned)
@@ -99,6 +101,13 @@ def _repository(scene: Scene, job: Job, repo: Repo) -> Decision:
     changes = [files.written(file, FileAbsent(), why) for file in unknown]
     changes.append(jobwrites.stepped(scene, job, REGISTRY, "done", detail, **pinned))
     return jobwrites.decided(scene, job, tuple(changes))
+
+
+def _alike(a: ServeRequest, b: ServeRequest) -> bool:
+    """Whether both end in the same entry: how the file set was named does not matter, all else does."""
+    return replace(a, repo="", quant=None, file=None, name=None, revision=None) == replace(
+        b, repo="", quant=None, file=None, name=None, revision=None
+    )
 
 
 def _header(scene: Scene, job: Job, report: HeaderRead) -> Decision:

@@ -21,7 +21,7 @@ from schemas import codes
 from schemas.commands import ModelAdd
 from schemas.file import File
 from schemas.job import Job
-from schemas.model import Model
+from schemas.model import Model, ModelAdded
 
 NOT_FETCHED = "the mirror could not fetch it: "
 
@@ -214,7 +214,10 @@ def _catalog(scene: Scene, job: Job) -> Decision:
         is_own = known.incarnation == job.incarnation
         is_found = job.entry_found if is_own else not is_off(known)
         changes.extend(writes.switched_on(scene, known, job))
-        said = f"{job.model} is in the catalog already"
+        kept = max(known.scaling.min, replicas)
+        said = f"{job.model} is in the catalog already, {jobtexts.replicas(kept)} kept running"
+        if kept == 0:
+            said = f"{job.model} is in the catalog already, on demand"
     pinned = {
         "incarnation": known.incarnation,
         "entry_found": is_found,
@@ -222,7 +225,8 @@ def _catalog(scene: Scene, job: Job) -> Decision:
         "replica": None,
     }
     if replicas == 0:
-        said = "added on demand: it loads when first asked for"
+        if changes and isinstance(changes[0].event, ModelAdded):
+            said = "added on demand: it loads when first asked for"
         changes.append(writes.done(scene, job, CATALOG, said, **pinned))
     else:
         changes.append(writes.stepped(scene, job, CATALOG, "done", said, **pinned))

@@ -163,7 +163,7 @@ def test_cancel_names_files_bytes_and_the_entry() -> None:
     assert "what came so far of 1 file (1 GiB), kept for a retry" in outcome.sentence
     assert "no catalog entry" in outcome.sentence
     assert y.tasks() == (), "the download stops"
-    assert sorted(y.copies()) == ["absent", "present"]
+    assert sorted(y.copies()) == ["failed", "present"]
     del second
 
 

@@ -714,7 +714,7 @@ def test_the_very_same_entry_is_no_hindrance() -> None:
     y.advance(10)
     second = y.job("j-0002")
     assert second.state == "done"
-    assert second.steps[4].detail == "model is in the catalog already"
+    assert second.steps[4].detail == "model is in the catalog already, 1 replica kept running"
     assert y.started("model") == 1
     assert y.events("model").count("model.added") == 1
 

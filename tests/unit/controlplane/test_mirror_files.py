@@ -13,6 +13,7 @@ from events.envelope import MAX_EVENT_BYTES
 from schemas import codes
 from schemas.commands import (
     JobCancel,
+    JobRetry,
     MirrorGc,
     MirrorRemove,
     MirrorVerify,
@@ -133,9 +134,22 @@ def test_a_leader_without_a_mirror_fetches_nothing() -> None:
 def test_a_fetch_nobody_needs_any_more_ends() -> None:
     y = fetching()
     y.do(JobCancel(job="j-0001"))
-    assert y.copies() == ["absent"]
+    (copy,) = y.world.files[KEY].copies
+    assert (copy.phase, copy.code) == ("failed", "interrupted")
     assert y.tasks() == ()
-    assert KEY in y.world.files, "a retry may want it"
+    y.do(JobRetry(job="j-0001"))
+    assert y.copies() == ["fetching"], "it is no fault that a retry would wait for"
+
+
+def test_what_a_cancelled_fetch_left_is_collected() -> None:
+    y = fetching()
+    y.do(JobCancel(job="j-0001"))
+    outcome = y.do(MirrorGc())
+    assert "1 file" in outcome.sentence
+    assert y.copies() == ["removing"]
+    y.run_workers()
+    assert y.copies() == ["absent"]
+    assert y.do(MirrorGc()).sentence.startswith("nothing to remove")
 
 
 def test_a_failed_copy_only_an_entry_needs_is_fetched_again_later_each_time() -> None:
@@ -269,9 +283,11 @@ def test_the_shards_of_a_set_begin_and_end_in_one_decision_each() -> None:
 def test_a_file_nobody_has_and_nobody_needs_ends() -> None:
     y = fetching()
     y.do(JobCancel(job="j-0001"))
-    assert y.copies() == ["absent"]
+    assert y.copies() == ["failed"], "what came is kept for a retry"
     y.now += timedelta(days=7, seconds=1)
     y.settle()
+    assert y.copies() == ["removing"], "the job is gone, nobody will go on with it"
+    y.run_workers()
     assert y.world.files == {}
     assert y.events("file")[-1] == "file.deleted"
 
