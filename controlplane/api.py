@@ -366,6 +366,7 @@ def build_api(
             503, "too_many_streams", "too many clients follow the events already"
         ),
         LogError: lambda _, error: _error(503, "nats_unavailable", str(error)),
+        RecursionError: lambda _, __: _error(400, "bad_request", "the body is nested too deeply"),
         HTTPException: _http_error,
         Exception: _fault,
     }

@@ -3,6 +3,7 @@
 Each task ends in one report. It decides nothing and writes nothing to the log.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -37,7 +38,7 @@ environment and a file of settings cannot hold a NUL."""
 
 
 class Hands:
-    """The hands of one instance. `others` are the URLs of the other live mirrors by name, `far` the turns of
+    """The hands of one instance; `fetches` files are fetched at the same time. `others` are the URLs of the other live mirrors by name, `far` the turns of
     all who read headers at the registry."""
 
     def __init__(
@@ -52,8 +53,11 @@ class Hands:
         yard_secret: str,
         smoke_timeout_s: float,
         on_progress: Callable[[FileProgress], None],
+        fetches: int,
     ) -> None:
         self._mirror = mirror
+        # A set may have hundreds of shards, and each fetch is a thread with its buffers.
+        self._fetches = asyncio.Semaphore(max(fetches, 1))
         self._registry = registry
         self._far = far
         # A registry that drips does not hold up what is read from this disk.
@@ -78,7 +82,8 @@ class Hands:
                     key = engine_key(node_secret(self._yard_secret, task.node), task.replica)
                 return await smoke(task, key, timeout_s=self._smoke_timeout_s)
             case Fetch():
-                return await self._fetch(task)
+                async with self._fetches:
+                    return await self._fetch(task)
             case Verify():
                 return await checking.verify(
                     self._store, task, mirror=self._mirror, on_progress=self._on_progress
@@ -136,6 +141,7 @@ class Hands:
                     attempt=task.attempt,
                     index=task.index,
                     shape=shape,
+                    architecture=found.architecture,
                     why=why,
                     free_bytes=self._store.free_bytes(),
                     reserved=self._store.reserved(),

@@ -33,9 +33,10 @@ class TooSlow(Exception):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """`shape` None: the header gives none, `why` says so."""
+    """`shape` None: the header gives none, `why` says so; `architecture` it may name all the same."""
 
     shape: ModelShape | None
+    architecture: str = ""
     why: str = ""
 
 
@@ -78,8 +79,8 @@ async def read_shape(read: Read) -> Found | NotGguf:
             case _:
                 shape = shape_of(header)
                 if isinstance(shape, NoShape):
-                    return Found(shape=None, why=shape.sentence)
-                return Found(shape=shape)
+                    return Found(shape=None, architecture=shape.architecture, why=shape.sentence)
+                return Found(shape=shape, architecture=shape.architecture)
 
 
 def of_mirror(reading: Reading) -> Read:

@@ -21,6 +21,7 @@ from controlplane.candidate import FAULT_RETRY_S, SCHEMA_CHECK_S, Candidate, Me,
 from controlplane.carrier import PASSING_ALARMS, Carrier
 from controlplane.commandqueue import CommandQueue
 from controlplane.domain.decision import Ids, Live
+from controlplane.domain.reports import FileGone
 from controlplane.domain.world import World
 from controlplane.drafts import expired
 from controlplane.live import LiveTracker
@@ -125,6 +126,8 @@ class LeaderLoop:
             if mirroring is not None
             else None
         )
+        if mirroring is not None:
+            mirroring.on_gone = self._missed
         self.term: int | None = None
         """The term this instance leads, None while it follows."""
         self._leading_since = 0.0
@@ -399,6 +402,12 @@ class LeaderLoop:
         if self._mirroring is None:
             return live
         return replace(live, mirror=self._mirroring.name, mirrors=self._mirroring.others())
+
+    def _missed(self, gone: FileGone) -> None:
+        """The mirror lacks what the log says it has. Whoever does not lead has nobody to tell; the next term
+        looks by itself."""
+        if self.term is not None and self._workers is not None:
+            self._workers.tell(gone)
 
     def _note_stuck(self, stuck: tuple[str, ...]) -> None:
         now = self._monotonic()

@@ -74,7 +74,10 @@ class Mirroring:
             yard_secret=yard_secret,
             smoke_timeout_s=settings.smoke_timeout_s,
             on_progress=self._tell,
+            fetches=settings.mirror_fetches,
         )
+        self.on_gone: Callable[[FileGone], None] = lambda _: None
+        """Told of a file the log says is here and is not, when somebody asks for it."""
         self._telling: set[asyncio.Task[None]] = set()
         self._app: MirrorApp | None = None
 
@@ -129,10 +132,18 @@ class Mirroring:
         for one in needs.keys_of_set(world, key):
             entry = self.store.entry(one)
             if entry is None:
+                self._notice(world, one)
                 return None
             name = entry.path.rpartition("/")[2]
             files.append(ManifestFile(key=one, name=name, bytes=entry.bytes, sha256=entry.sha256))
         return Manifest(key=key, files=tuple(files))
+
+    def _notice(self, world: World, key: str) -> None:
+        """Somebody removed or cut it under the running mirror: the leader has it fetched again."""
+        file = world.files.get(key)
+        mine = copy_on(file, self.name) if file is not None else None
+        if mine is not None and mine.phase == "present":
+            self.on_gone(FileGone(key=key, mirror=self.name))
 
     def _beacon(self, leaving: bool) -> MirrorBeacon:
         try:

@@ -194,6 +194,7 @@ class Planner:
             attempt=1,
             index=jobwrites.CHECK_AHEAD,
             shape=header.shape,
+            architecture=header.architecture,
             why=header.why,
         )
         wanted = jobentry.wanted_of(scene.world, job)
@@ -226,7 +227,7 @@ class Planner:
         places = () if isinstance(model, tuple) else _places(scene, model)
         return replace(
             found,
-            architecture=header.shape.architecture if header.shape is not None else "",
+            architecture=header.architecture,
             context_length=context,
             estimate=made,
             explained=estimate.explain(made),

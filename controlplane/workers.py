@@ -92,6 +92,12 @@ class Workers:
                 # The same work may know more by now: which other mirrors have the file. It is for the next try.
                 work.task = task
 
+    def tell(self, report: Report) -> None:
+        """Offers a report that no task made; while one of the same is offered it is not again."""
+        if report not in self._told:
+            self._told.append(report)
+            self._wake()
+
     def look(self, find: Find) -> None:
         """Offers what `find` reports, once, besides what the tasks do."""
         self._end(self._looking)

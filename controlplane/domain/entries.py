@@ -73,12 +73,14 @@ def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
     if fields.has("name") and isinstance(fields.take("name"), str):
         _check_name(fields, "name", name)
     aliases = fields.take_texts("aliases")
+    seen: set[str] = set()
     for index, alias in enumerate(aliases):
         _check_name(fields, f"aliases[{index}]", alias)
         if alias == name:
             fields.refuse(f"aliases[{index}]", "an alias must differ from the name")
-        elif alias in aliases[:index]:
+        elif alias in seen:
             fields.refuse(f"aliases[{index}]", f"the alias {alias!r} is given twice")
+        seen.add(alias)
     description = fields.take_text("description")
     source = fields.take_text("source")
     _check_source(fields, source)

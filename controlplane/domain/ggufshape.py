@@ -144,9 +144,11 @@ _FILE_TYPES: Final[dict[int, str]] = {
 
 
 class NoShape(Struct, frozen=True, kw_only=True):
-    """The header gives no shape; `sentence` says why."""
+    """The header gives no shape; `sentence` says why. `architecture` is what it names all the same, empty for
+    a file that is no model (a projector, an adapter) or names none."""
 
     sentence: str
+    architecture: str = ""
 
 
 class _Keys:
@@ -201,7 +203,8 @@ def shape_of(header: Header) -> ModelShape | NoShape:
     embedding = keys.number("embedding_length")
     if not 0 < layers <= LAYERS_MAX or embedding == 0:
         return NoShape(
-            sentence=f"its header does not tell the layers and sizes of a {architecture}"
+            sentence=f"its header does not tell the layers and sizes of a {architecture}",
+            architecture=architecture,
         )
     heads = keys.per_layer("attention.head_count", layers)
     recurrent = _recurrent(keys, architecture, layers)

@@ -59,7 +59,7 @@ def check(scene: Scene, job: Job, report: HeaderRead) -> Passed | Failed:
             f"the set has {shards}"
         )
         return Failed(code=codes.SHARD_MISSING, sentence=sentence)
-    architecture = shape.architecture if shape is not None else ""
+    architecture = shape.architecture if shape is not None else report.architecture
     wrong = _engines(scene, architecture) or _context(job, shape)  # 2, 3
     if wrong is None and report.index == CHECK_AHEAD:
         wrong = _disk(scene, job, report)  # 4

@@ -90,6 +90,11 @@ def _invalid(sentence: str) -> Rejected:
 
 def _checked(request: ServeRequest) -> ServeRequest | Rejected:
     """Names by the catalog's rules, and no text that no terminal or event could take."""
+    if not jobentry.fits_event(request, jobtexts.REQUEST_BYTES):
+        limit = show_bytes(jobtexts.REQUEST_BYTES)
+        return _invalid(
+            f"the request is too long: every event of the job carries it, at most {limit}"
+        )
     spellings = [("name", request.name)] if request.name is not None else []
     spellings += [(f"aliases[{at}]", alias) for at, alias in enumerate(request.aliases)]
     for where, name in spellings:
@@ -107,11 +112,6 @@ def _checked(request: ServeRequest) -> ServeRequest | Rejected:
             return _invalid(f"{where}: expected a text without control characters")
     if jobtexts.clipped(request.description, 10**6) != request.description.strip():
         return _invalid("description: expected a text without control characters")
-    if not jobentry.fits_event(request, jobtexts.REQUEST_BYTES):
-        limit = show_bytes(jobtexts.REQUEST_BYTES)
-        return _invalid(
-            f"the request is too long: every event of the job carries it, at most {limit}"
-        )
     return request
 
 

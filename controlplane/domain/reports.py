@@ -31,6 +31,7 @@ class HeaderRead(Struct, frozen=True, kw_only=True):
     attempt: int
     index: int
     shape: ModelShape | None
+    architecture: str = ""
     why: str = ""
     free_bytes: int | None = None
     reserved: dict[str, int] = {}

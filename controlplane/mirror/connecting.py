@@ -136,7 +136,11 @@ class Answer:
                 raise CutOff(f"it did not answer for {silence_s:.0f} s")
             read += len(data)
             if not data or read > HEAD_BYTES:
-                raise CutOff("it closed the connection without an answer" if not data else "no end")
+                raise CutOff(
+                    "it closed the connection without an answer"
+                    if not data
+                    else "its head has no end"
+                )
             self._feed(data)
         length = self.headers.get("content-length", "")
         if "transfer-encoding" not in self.headers and length.isascii() and length.isdigit():

@@ -113,8 +113,6 @@ class Store:
         """
         lost: list[str] = []
         try:
-            for folder in (self.folder, self._blobs, self._files, self._partials):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
                 for folder in (self._files, self._partials):
                     for draft in folder.glob(".*"):  # 1
@@ -249,7 +247,11 @@ class Store:
 
     def free_bytes(self) -> int:
         """What may still be written here, less what is kept free; below zero when that is used already."""
-        status = os.statvfs(self.folder)
+        try:
+            status = os.statvfs(self.folder)
+        except FileNotFoundError:
+            self._make_folders()
+            status = os.statvfs(self.folder)
         return status.f_bavail * status.f_frsize - self.keep_free_bytes
 
     # -- changing -----------------------------------------------------------------------------------
@@ -280,6 +282,7 @@ class Store:
 
     def partial(self, key: str) -> Partial:
         """The beginning of a file on its way, made when there is none. Raises PartialBusy, OSError."""
+        self._make_folders()
         return open_partial(self._partials / key)
 
     def finish(self, partial: Partial, entry: Entry) -> None:
@@ -349,12 +352,18 @@ class Store:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One change at a time over all threads and processes."""
+        # Somebody may have emptied the place under a running mirror: it is made again, the rest is noticed.
+        self._make_folders()
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             os.close(handle)
+
+    def _make_folders(self) -> None:
+        for folder in (self.folder, self._blobs, self._files, self._partials):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _entry_path(self, key: str) -> Path:
         return self._files / f"{key}.json"

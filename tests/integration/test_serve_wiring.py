@@ -308,3 +308,66 @@ def test_a_fetch_the_registry_breaks_off_fails_the_job_with_its_reason(tmp_path:
         assert not plane.leader.world.models
 
     tell(tmp_path, story)
+
+
+def test_a_file_cut_under_the_running_mirror_is_fetched_again_when_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def story(yard: Yard, plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        await yard.serve(plane, name="tiny")
+        (file,) = plane.leader.world.files.values()
+        blob = tmp_path / "cp-1" / "mirror" / "blobs" / str(file.sha256)
+        blob.chmod(0o600)
+        os.truncate(blob, 1000)
+        headers = {"Authorization": f"Bearer {mirror_token(node_secret(SECRET, 'n'), 'n')}"}
+        path = f"/mirror/sets/{file.key}"
+        assert (await client.get(path, headers=headers)).status_code == 404
+
+        async def whole_again() -> bool:
+            return (await client.get(path, headers=headers)).status_code == 200
+
+        copies = plane.leader.world.files
+        seq = plane.leader.world.head("file", file.key).seq
+        await until(lambda: plane.leader.world.head("file", file.key).seq > seq, "it to be noticed")
+        await until(lambda: copies[file.key].copies[0].phase == "present", "the file", 30)
+        assert await whole_again()
+
+    tell(tmp_path, story)
+
+
+def test_a_folder_emptied_under_the_running_mirror_stops_no_job(tmp_path: Path) -> None:
+    async def story(yard: Yard, plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        shutil.rmtree(tmp_path / "cp-1" / "mirror")
+        job = await yard.serve(plane, name="tiny")
+        assert (job.state, job.error) == ("done", "")
+
+    tell(tmp_path, story)
+
+
+def test_bodies_no_plan_can_be_made_of_are_refused_at_once(tmp_path: Path) -> None:
+    async def story(yard: Yard, plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        aliases = [f"alias-{n}" for n in range(100_000)]
+        many = await client.post("/v1/plan", json={"repo": REPO, "aliases": aliases})
+        assert (many.status_code, many.json()["error"]["code"]) == (400, "invalid")
+        headers = {"content-type": "application/json"}
+        deep = await client.post("/v1/plan", content="[" * 100_000, headers=headers)
+        assert deep.status_code == 400
+
+    tell(tmp_path, story)
+
+
+def test_an_architecture_nobody_knows_is_refused_though_its_header_has_no_shape(
+    tmp_path: Path,
+) -> None:
+    strange = ggufs.write(
+        tmp_path / "strange.gguf", "llama", extra={"general.architecture": "klingon"}
+    )
+
+    async def story(yard: Yard, plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        yard.hub.repo("acme/strange").commit({"strange-F16.gguf": OnDisk(strange)})
+        answer = await client.post("/v1/plan", json={"repo": "acme/strange", "quant": "F16"})
+        problems = answer.json()["data"]["problems"]
+        assert [p["code"] for p in problems] == ["architecture_unknown"]
+        assert "klingon" in problems[0]["sentence"]
+
+    tell(tmp_path, story)

@@ -1,8 +1,9 @@
 """What an instance's hands refuse by themselves: a token that is none, and a name that a node might have."""
 
+import asyncio
 from typing import Any, cast
 
-from controlplane.domain.reports import FileFault
+from controlplane.domain.reports import FileFault, FileStored
 from controlplane.domain.work import Fetch
 from controlplane.domain.world import World
 from controlplane.hands import CONTROL, Hands
@@ -11,24 +12,29 @@ from controlplane.mirroring import may_read
 from controlplane.registry.client import Registry
 from events.secrets import mirror_reader, mirror_token, node_secret
 from schemas import codes
-from tests.support.aio import run
+from tests.support.aio import run, until
 
 SPOILT = "hf_abc def"
 
 
-def test_scn_c8_a_token_that_is_none_reaches_no_fetch() -> None:
-    """A retry may begin at the mirror step: nothing asked the registry before it."""
-    hands = Hands(
+def hands_with(fetcher: object, token: str | None = None) -> Hands:
+    return Hands(
         mirror="cp-1",
-        registry=Registry(token=SPOILT),
+        registry=Registry(token=token),
         far=Headers(),
         store=cast(Any, None),
-        fetcher=cast(Any, None),
+        fetcher=cast(Any, fetcher),
         others=dict,
         yard_secret="yard",
         smoke_timeout_s=1.0,
         on_progress=lambda _: None,
+        fetches=2,
     )
+
+
+def test_scn_c8_a_token_that_is_none_reaches_no_fetch() -> None:
+    """A retry may begin at the mirror step: nothing asked the registry before it."""
+    hands = hands_with(None, SPOILT)
     task = Fetch(key="a" * 64, repo="o/m", commit="c" * 40, path="m.gguf", bytes=9, sha256=None)
     found = run(hands.do(task))
     assert isinstance(found, FileFault)
@@ -44,3 +50,40 @@ def test_no_node_shares_the_name_of_the_control_planes() -> None:
     # Nothing that starts a program can hand over a NUL, so no agent has this id.
     assert "\0" in CONTROL
     assert may_read(World(), CONTROL)
+
+
+def test_no_more_files_are_fetched_at_once_than_the_settings_say() -> None:
+    async def story() -> None:
+        gate = asyncio.Event()
+        at_once = 0
+        most = 0
+
+        class Slow:
+            async def fetch(self, task: Fetch, *, sources: object) -> FileStored:
+                nonlocal at_once, most
+                at_once += 1
+                most = max(most, at_once)
+                await gate.wait()
+                at_once -= 1
+                return FileStored(
+                    key=task.key,
+                    mirror="cp-1",
+                    sha256="0" * 64,
+                    bytes=1,
+                    compared=False,
+                    origin="registry",
+                )
+
+        hands = hands_with(Slow())
+        tasks = [
+            asyncio.create_task(
+                hands.do(Fetch(key=f"{n}", repo="a/b", commit="c", path="p", bytes=1, sha256=None))
+            )
+            for n in range(50)
+        ]
+        await until(lambda: at_once == 2, "two to begin")
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert most == 2
+
+    run(story())
