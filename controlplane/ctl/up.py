@@ -521,7 +521,7 @@ async def run_up(options: UpOptions) -> int:
             print()
             if model is None:
                 print(
-                    "The catalog has no model that may run; add one: yardctl model add -f model.yaml"
+                    "The catalog has no model that may run; serve one: yardctl model serve OWNER/REPO"
                 )
                 print(CURL.format(base=running.yard.base_url, model="NAME"))
             else:
