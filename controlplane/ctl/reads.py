@@ -52,7 +52,7 @@ async def list_models(api: Api, output: str) -> None:
     print_table(
         ("model", "scaling", "state", "replicas", "profiles", "aliases"),
         (model_row(model, replicas, activations) for model in models),
-        "the catalog is empty; add a model: yardctl model add -f model.yaml",
+        "the catalog is empty; serve a model: yardctl model serve OWNER/REPO",
     )
 
 
@@ -186,7 +186,7 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
     print_table(
         ("model", "scaling", "state", "replicas", "profiles", "aliases"),
         (model_row(model, replicas, activations) for model in models),
-        "the catalog is empty; add a model: yardctl model add -f model.yaml",
+        "the catalog is empty; serve a model: yardctl model serve OWNER/REPO",
     )
     refused = [a for a in activations if a["phase"] in ("refused", "waiting", "wanted")]
     for activation in refused:
