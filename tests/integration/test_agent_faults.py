@@ -226,10 +226,12 @@ def test_log_18_during_an_outage_engines_run_on_and_changes_follow_in_order_with
     async def story():
         async with memory_yard(tmp_path) as yard, yard.agent():
             hand = yard.hand
-            await hand.plan(an_item("r-1"), an_item("r-2", "--load-s", "0.5"))
+            await hand.plan(an_item("r-1"))
             ready = await hand.phase("r-1", "ready")
             await hand.expect(lambda: hand.replica("r-1").measured_memory_bytes, "measured")
             await hand.expect(lambda: hand.card().used_bytes, "the card's use")
+            await hand.plan(an_item("r-1"), an_item("r-2", "--load-s", "2"))
+            await hand.phase("r-2", "starting")
             pid = await pid_of(yard, "r-1")
             before = len(hand.seen)
             yard.cut()
