@@ -181,12 +181,13 @@ def test_inv_7_without_its_journal_it_goes_on_from_the_log_and_the_processes(tmp
     async def story():
         async with memory_yard(tmp_path) as yard:
             hand = yard.hand
-            loading = an_item("r-2", "--load-s", "0.8")
+            loading = an_item("r-2", "--load-s", "2")
             async with yard.agent() as first:
-                await hand.plan(an_item("r-1"), loading)
+                await hand.plan(an_item("r-1"))
                 await hand.phase("r-1", "ready")
-                await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
                 await hand.expect(lambda: hand.replica("r-1").measured_memory_bytes, "measured")
+                await hand.plan(an_item("r-1"), loading)
+                await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
                 await first.die()
             pids = {p.pid for name in ("r-1", "r-2") for p in engines_of(yard, name)}
             for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
@@ -231,7 +232,7 @@ def test_log_18_during_an_outage_engines_run_on_and_changes_follow_in_order_with
             await hand.expect(lambda: hand.replica("r-1").measured_memory_bytes, "measured")
             await hand.expect(lambda: hand.card().used_bytes, "the card's use")
             await hand.plan(an_item("r-1"), an_item("r-2", "--load-s", "2"))
-            await hand.phase("r-2", "starting")
+            await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
             pid = await pid_of(yard, "r-1")
             before = len(hand.seen)
             yard.cut()
