@@ -232,6 +232,7 @@ def test_log_18_during_an_outage_engines_run_on_and_changes_follow_in_order_with
             await hand.expect(lambda: hand.replica("r-1").measured_memory_bytes, "measured")
             await hand.expect(lambda: hand.card().used_bytes, "the card's use")
             await hand.plan(an_item("r-1"), an_item("r-2", "--load-s", "2"))
+            await hand.phase("r-2", "starting")
             await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
             pid = await pid_of(yard, "r-1")
             before = len(hand.seen)

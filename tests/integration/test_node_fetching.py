@@ -51,7 +51,8 @@ def test_a_set_is_fetched_once_and_afterwards_needs_nobody(tmp_path):
     assert mirror.sent_bytes == 300_000
     assert len(node.contents()) == 3
     assert run(node_files(tmp_path).obtain(manifest)) == first
-    assert mirror.files_asked()[0] == (manifest.files[0].key, "")
+    # Two are fetched at a time: which of them asks first is nobody's promise.
+    assert (manifest.files[0].key, "") in mirror.files_asked()
 
 
 def test_scn_c6_a_cut_fetch_goes_on_at_the_byte_it_reached_and_the_whole_is_hashed(tmp_path):
