@@ -340,5 +340,5 @@ def _recurrent_values(shape: ModelShape, batch: int) -> int:
         return 0
     channels = max(shape.conv_channels, shape.inner)
     projected = shape.inner + channels
-    states = -(-shape.ssm_state // batch)
+    states = -(-shape.ssm_state // max(batch, 1))
     return 5 * shape.embedding + projected + 2 * channels + 2 * shape.inner + states

@@ -70,8 +70,10 @@ async def end_of(made: Launcher, start: EngineStart, **kw: float) -> Ended | Lau
 
 
 async def printed(made: Launcher, replica: str, word: str) -> str:
+    """The log once it has the word and the rest of its line: a line may come in two pieces."""
+
     async def there() -> bool:
-        return word in (await made.read_log(replica)).text
+        return "\n" in (await made.read_log(replica)).text.partition(word)[2]
 
     await until(there, f"{word!r} in the log of {replica}")
     return (await made.read_log(replica)).text

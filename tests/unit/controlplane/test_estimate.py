@@ -226,3 +226,9 @@ def test_req_c44_the_rule_of_thumb_is_half_as_much_again_and_two_gib(
     found = by_size(weights, 4096)
     assert (found.basis, found.total_bytes, found.ctx_pool) == ("size", gib * GIB, 4096)
     assert "by the size of the files alone" in explain(found)
+
+
+def test_a_recurrent_model_that_tells_no_context_is_estimated_all_the_same() -> None:
+    recurrent = shape(recurrent=(True, True), heads_kv=(0, 0), trained_context=0, ssm_state=64)
+    found = made(recurrent, "--ctx-size", "0")
+    assert found.total_bytes > found.weights_bytes
