@@ -47,6 +47,8 @@ class Activation(Struct, frozen=True, kw_only=True):
     node: str | None = None
     profile: str | None = None
     waiting_for: tuple[str, ...] = ()
+    kept: bool = False
+    """Of a waiting one: every card it could have is kept (a VM, a claim, a pinned lease)."""
     code: RefusalCode | None = None
     reason: str = ""
     retry_at: datetime | None = None

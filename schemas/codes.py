@@ -30,6 +30,14 @@ BROKEN: Final = "broken"  # an aggregate's last event cannot be read; `yardctl r
 IN_USE: Final = "in_use"  # something still needs what was to be removed; the sentence says what
 NEEDS_MIRROR: Final = "needs_mirror"  # a source that only a mirror can fetch
 
+AMBIGUOUS_NAME: Final = "ambiguous_name"  # several leases or claims have it; the sentence lists ids
+CARD_KEPT: Final = "card_kept"  # a VM, a claim or a pinned lease has it
+NOT_HERE: Final = (
+    "not_here"  # only on the machine of that node: a process cannot be watched from afar
+)
+TIMED_OUT: Final = "timed_out"  # it waited in line as long as it was told to
+CANNOT_PARK: Final = "cannot_park"  # neither engine, profile nor node has a way
+
 # Codes of failed jobs, files and plans (yard.evt.job.<id>, yard.evt.file.<key>).
 REGISTRY_UNREACHABLE: Final = "registry_unreachable"  # no answer within the tries
 REPO_NOT_FOUND: Final = "repo_not_found"  # no such repository, or private and not ours to see

@@ -105,6 +105,32 @@ class NodeUncordon(
     node: str
 
 
+class ReplicaPark(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    tag="replica.park",
+):
+    """Drains a replica and parks it; rejected when its engine cannot be parked on that node."""
+
+    replica: str
+
+
+class ReplicaResume(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    tag="replica.resume",
+):
+    """Brings a parked replica back to its cards; rejected while they are not to be had."""
+
+    replica: str
+
+
 class JobServe(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="job.serve"
 ):
@@ -178,6 +204,8 @@ CommandBody = (
     | ModelActivate
     | NodeCordon
     | NodeUncordon
+    | ReplicaPark
+    | ReplicaResume
     | JobServe
     | JobCancel
     | JobRetry

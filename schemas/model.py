@@ -4,7 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-EngineName = Literal["llamacpp", "command"]
+EngineName = Literal["llamacpp", "command", "vllm"]
+ParkWay = Literal["none", "sleep", "checkpoint", "command"]
 
 
 class Scaling(Struct, frozen=True, kw_only=True):
@@ -24,6 +25,23 @@ class SecretRef(Struct, frozen=True, kw_only=True):
     secret: str
 
 
+class Parking(Struct, frozen=True, kw_only=True):
+    """How a drained engine may be parked: its weights in RAM, its process alive, its card given back.
+
+    sleep       the engine's own sleep (vllm)
+    checkpoint  cuda-checkpoint, where the node's driver has it
+    command     `park` and `resume` are run on the node, which must allow commands
+    none        it is stopped
+
+    Each step is bounded by `timeout_s`.
+    """
+
+    way: ParkWay = "none"
+    park: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
+    timeout_s: float = 60.0
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """One way to run a model. `card` are kinds (`cpu`, `gpu`) or patterns of `node/card`."""
 
@@ -41,6 +59,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     weight: int = 1
     priority: int = 100
+    parking: Parking | None = None
+    """None: what the engine does by itself (vllm sleeps, others stop)."""
 
 
 class Model(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from schemas.card import Provider
+from schemas.model import ParkWay
+
 
 class CardInfo(Struct, frozen=True, kw_only=True):
     """One card of the inventory, in configuration order; `memory_bytes` is what may be given out."""
@@ -12,6 +15,13 @@ class CardInfo(Struct, frozen=True, kw_only=True):
     id: str
     kind: Literal["cpu", "gpu"]
     memory_bytes: int
+    provider: Provider = "static"
+    device: str = ""
+    """The driver's UUID (nvml)."""
+    pci: str = ""
+    name: str = ""
+    mig: bool = False
+    """Divided by MIG: shown and left alone, nothing is placed on it."""
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
@@ -22,6 +32,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     architectures: tuple[str, ...] = ()
     card_kinds: tuple[Literal["cpu", "gpu"], ...] = ("cpu",)
     """Kinds of cards this build of the engine can use."""
+    park_ways: tuple[ParkWay, ...] = ()
+    """Ways this node can park it by; empty: it is stopped."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

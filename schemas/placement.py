@@ -16,6 +16,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     reason: str = ""
     victims: tuple[str, ...] = ()
+    resumes: str = ""
+    """The parked replica this candidate would bring back."""
+    waiting_for: tuple[str, ...] = ()
+    """Rank 4 and 5: who has to go first (replicas, leases, claims, the VM)."""
 
 
 class PlacementReport(Struct, frozen=True, kw_only=True):
@@ -25,4 +29,4 @@ class PlacementReport(Struct, frozen=True, kw_only=True):
     misses: tuple[Candidate, ...] = ()
     counts: dict[str, int] = {}
     position: int = 0
-    policy_version: int = 1
+    policy_version: int = 2

@@ -5,9 +5,24 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.model import EngineName, SecretRef
+from schemas.model import EngineName, Parking, SecretRef
 
-StopReason = Literal["idle", "drain", "unload", "changed", "removed", "scaled_down", "node", "lost"]
+StopReason = Literal[
+    "idle",
+    "drain",
+    "unload",
+    "changed",
+    "removed",
+    "scaled_down",
+    "node",
+    "lost",
+    "park",
+    "lease",
+    "claim",
+    "vm",
+    "ram",
+]
+"""The last four are an agent's own: a lease, a claim or a VM wants the card, or RAM is short."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -26,13 +41,17 @@ class Launch(Struct, frozen=True, kw_only=True):
     key_env: str | None = None
     start_timeout_s: float = 600.0
     weight: int = 1
+    exclusive: bool = False
+    parking: Parking | None = None
 
 
 class Stop(Struct, frozen=True, kw_only=True):
     """The wish to end a replica: drain for at most `drain_timeout_s`, then stop.
 
     `take_back`: when the bound passes with requests still running the replica becomes ready again
-    (an idle stop) instead of ending them. `force`: end running requests at once.
+    (an idle stop) instead of ending them. `force`: end running requests at once. `park`: whether the
+    drained replica may be parked instead of stopped (the agent decides by measured times), must be, or
+    must not.
     """
 
     decision: str
@@ -42,10 +61,15 @@ class Stop(Struct, frozen=True, kw_only=True):
     take_back: bool = False
     force: bool = False
     for_model: str | None = None
+    park: Literal["never", "may", "must"] = "never"
 
 
 class PlanItem(Struct, frozen=True, kw_only=True):
-    """One replica on this node. `card_revs` are the card revisions the decision was made at."""
+    """One replica on this node. `card_revs` are the card revisions the decision was made at.
+
+    `memory_bytes` is per card. `evict` are named leases that have to leave its cards for it. An item whose
+    replica is parked and that has no `stop` any more is to be resumed.
+    """
 
     replica: str
     launch: Launch
@@ -55,6 +79,7 @@ class PlanItem(Struct, frozen=True, kw_only=True):
     cause: str
     card_revs: dict[str, int] = {}
     stop: Stop | None = None
+    evict: tuple[str, ...] = ()
 
 
 class Plan(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,9 @@ class Measured(Struct, frozen=True, kw_only=True):
     card_kind: str
     memory_bytes: int
     load_s: tuple[float, ...] = ()
+    park_s: tuple[float, ...] = ()
+    resume_s: tuple[float, ...] = ()
+    """As `load_s`, of parks and of resumes."""
 
 
 class Failures(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     `endpoint` is a base URL without a path. `paths` are the inference paths a gateway may forward.
     `memory_bytes` is what was reserved, `measured_memory_bytes` what the process group used (PSS).
     `was_ready` tells a crash of a served replica from a start that failed. `code` of a failed one:
-    exited, start_timeout, lost, spawn_failed, source_missing, fetch_failed, disk_full. `stop_decision` is
+    exited, start_timeout, lost, spawn_failed, source_missing, fetch_failed, disk_full, resume_failed. `stop_decision` is
     the decision id of the stop that is being carried out; `taken_back` the one whose bound passed
     unfinished.
     """
@@ -74,11 +74,26 @@ class Replica(Struct, frozen=True, kw_only=True):
     last_line: str = ""
     exit_status: int | None = None
     card_revs: dict[str, int] = {}
-    """Of a refused one: the card revisions it was refused at."""
+    """Of a refused one, and of a parked one whose resume was refused: the card revisions it was refused at."""
+    waiting_for: tuple[str, ...] = ()
+    """Of a waiting one: the holders that leave its cards first."""
+    park_way: str = ""
+    """Of a parked one: how it was parked (sleep, checkpoint, command); it resumes the same way."""
+    parked_at: datetime | None = None
+    ram_bytes: int = 0
+    """Of a parked one: what its lease on `cpu` holds."""
+    residual_bytes: int = 0
+    """Of a parked one: what it keeps on each of its cards."""
+    park_s: float | None = None
+    resume_s: float | None = None
+    """Seconds its last park, and its last resume, took."""
 
 
 class ReplicaWaiting(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.waiting"):
+    """Room is being made for it on its cards; it starts by itself when that is done. `place` in line from 1."""
+
     waiting_for: str
+    place: int = 1
 
 
 class ReplicaRefused(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.refused"):
@@ -92,11 +107,15 @@ class ReplicaFetching(Struct, frozen=True, kw_only=True, tag_field="type", tag="
 
 
 class ReplicaStarting(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.starting"):
+    """`resumed`: it comes back from being parked, under its old process."""
+
     port: int
+    resumed: bool = False
 
 
 class ReplicaReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.ready"):
     load_s: float | None = None
+    resume_s: float | None = None
     taken_back: str | None = None
 
 
@@ -105,7 +124,12 @@ class ReplicaDraining(Struct, frozen=True, kw_only=True, tag_field="type", tag="
 
 
 class ReplicaParked(Struct, frozen=True, kw_only=True, tag_field="type", tag="replica.parked"):
-    pass
+    """The process lives, its card is given back. `refused`: a resume was asked for and has no room now."""
+
+    way: str = ""
+    ram_bytes: int = 0
+    residual_bytes: int = 0
+    refused: bool = False
 
 
 class ReplicaWithdrawn(

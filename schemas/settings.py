@@ -163,6 +163,39 @@ class NodeagentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allow_commands: Annotated[
         bool, Meta(description="Whether profiles of engine `command` may run on this node.")
     ] = False
+    gpus: Annotated[
+        bool, Meta(description="Whether NVIDIA cards of this machine are found by themselves.")
+    ] = True
+    card_look_s: Annotated[float, Meta(description="Interval of the readings of the cards.")] = 5.0
+    foreground_drain_s: Annotated[
+        float,
+        Meta(description="Bound of a drain for a lease of priority hold or foreground."),
+    ] = 10.0
+    interactive_drain_s: Annotated[
+        float, Meta(description="Bound of a drain for a lease of priority interactive, or a VM.")
+    ] = 60.0
+    app_drain_s: Annotated[
+        float,
+        Meta(description="Bound of a drain for the claim of a desktop app; a game waits 0 s."),
+    ] = 30.0
+    lease_grace_s: Annotated[
+        float,
+        Meta(
+            description="Time between the polite signal to a drained lease's process and the kill."
+        ),
+    ] = 10.0
+    parking: Annotated[
+        bool, Meta(description="Whether drained engines may be parked in this node's RAM.")
+    ] = True
+    park_again_s: Annotated[
+        float, Meta(description="A model whose park failed is stopped instead for this long.")
+    ] = 600.0
+    cuda_checkpoint: Annotated[
+        str, Meta(description="Path of cuda-checkpoint; empty = looked up on PATH.")
+    ] = ""
+    vllm: Annotated[
+        str, Meta(description="Path of the vllm program; empty = looked up on PATH.")
+    ] = ""
     llama_server: Annotated[
         str, Meta(description="Path of a llama-server to run instead of the embedded llama.cpp.")
     ] = ""
