@@ -24,8 +24,8 @@ class Held(Struct, frozen=True, kw_only=True):
     """A replica as this agent holds it: the state it reported last, and what is being done to it.
 
     `launch` is what to start and how to ask it. `stop` is the wish being carried out; `ending` tells
-    that the process was told to end, from where there is no way back. `port` is the engine's,
-    `cause` what led to the start.
+    that the process was told to end, from where there is no way back. `resuming`: it comes back from being
+    parked. `port` is the engine's, `cause` what led to the start.
     """
 
     replica: Replica
@@ -34,6 +34,7 @@ class Held(Struct, frozen=True, kw_only=True):
     cause: str = ""
     stop: Stop | None = None
     ending: bool = False
+    resuming: bool = False
 
 
 class Observed(Struct, frozen=True, kw_only=True):
