@@ -29,6 +29,8 @@ class PlanEdit:
         self._stops.setdefault(planned.node, {})[planned.item.replica] = stop
 
     def resume(self, planned: Planned) -> None:
+        """Clears the stop. Of a parked one the card revisions of this moment are written too: what the agent
+        refuses from then on is this resume and no earlier one."""
         self._stops.setdefault(planned.node, {})[planned.item.replica] = None
 
     def remove(self, planned: Planned) -> None:
@@ -44,7 +46,7 @@ class PlanEdit:
         removed = self._removed.get(node, set())
         added = self._added.get(node, [])
         items = [
-            replace(item, stop=stops[item.replica]) if item.replica in stops else item
+            self._edited(node, item, stops[item.replica]) if item.replica in stops else item
             for item in before.items
             if item.replica not in removed
         ]
@@ -60,3 +62,11 @@ class PlanEdit:
             state=Plan(node=node, items=(*items, *added)),
             reason=reason,
         )
+
+    def _edited(self, node: str, item: PlanItem, stop: Stop | None) -> PlanItem:
+        replica = self.world.replicas.get(item.replica)
+        if stop is not None or replica is None or replica.phase != "parked":
+            return replace(item, stop=stop)
+        cards = {name: self.world.cards.get((node, name)) for name in item.cards}
+        revs = {name: card.rev for name, card in cards.items() if card is not None}
+        return replace(item, stop=None, card_revs=revs)

@@ -24,8 +24,12 @@ ANY = "any"
 MOST_STATE_BYTES: Final = MAX_EVENT_BYTES - 16 * 1024
 """A state of an event; the rest is for its envelope, reason and change."""
 
-Hold = Literal["pending", "ready", "stopping", "ended", "away"]
-"""How an item counts: on its way, answering, on its way out, over, or on a node nobody hears."""
+Hold = Literal["pending", "ready", "stopping", "parked", "ended", "away"]
+"""How an item counts: on its way, answering, on its way out, parked, over, or on a node nobody hears.
+
+A parked one does not count as running. One that is being resumed is on its way again; one whose resume
+was refused is parked, with or without its stop.
+"""
 
 
 @dataclass(slots=True)
@@ -80,11 +84,32 @@ class Scene:
         phase = replica.phase if replica is not None else None
         if phase in TERMINAL_PHASES:
             return "ended"
+        if phase == "parked" and self._stays_parked(planned):
+            return "parked"
         if planned.item.stop is not None or phase == "stop_failed":
             return "stopping"
         if self.is_away(planned.node):
             return "away"
         return "ready" if phase == "ready" else "pending"
+
+    def _stays_parked(self, planned: Planned) -> bool:
+        """Whether a parked replica is to stay so: its stop allows it, or its last resume was refused."""
+        stop = planned.item.stop
+        return stop.park != "never" if stop is not None else self.is_resume_refused(planned)
+
+    def is_resume_refused(self, planned: Planned) -> bool:
+        """Whether a parked replica without a stop was refused since it was to be resumed.
+
+        A resume is written with the card revisions it was decided at (planedit.py); a refusal at older ones
+        answered an earlier resume.
+        """
+        replica = self.world.replicas.get(planned.item.replica)
+        if replica is None or replica.phase != "parked" or planned.item.stop is not None:
+            return False
+        revs = planned.item.card_revs
+        return bool(replica.card_revs) and all(
+            revs.get(card, 0) <= rev for card, rev in replica.card_revs.items()
+        )
 
     def is_away(self, node: str) -> bool:
         """Whether what is wanted there is to run elsewhere: unreachable for long enough."""
