@@ -59,7 +59,6 @@ def control(prefix: str = PREFIX) -> Role:
             f"{prefix}.prog.control.>",
             f"{prefix}.beacon.leader.*",
             f"{prefix}.beacon.mirror.*",
-            f"{prefix}.rpc.>",
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
             "$JS.API.STREAM.CREATE.*",
@@ -76,7 +75,6 @@ def gateway(prefix: str = PREFIX) -> Role:
         publish=(
             f"{prefix}.cmd.gateway.model.activate",
             f"{prefix}.beacon.gateway.*",
-            f"{prefix}.rpc.*.*",
             "$JS.API.INFO",
             *_reader("EVENTS", prefix),
         ),
@@ -121,6 +119,7 @@ def agent(node: str, prefix: str = PREFIX) -> Role:
 
 
 def admin(prefix: str = PREFIX) -> Role:
+    """People: the only ones who may ask an agent for its cards or for an engine's log."""
     return Role(
         user="admin",
         publish=(

@@ -89,3 +89,9 @@ class CardAnswer(Struct, frozen=True, kw_only=True):
     fences: dict[str, int] = {}
     waiting_for: tuple[str, ...] = ()
     environment: dict[str, str] = {}
+
+
+class CardRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `yard.rpc.cards.<node>`."""
+
+    ask: CardAsk

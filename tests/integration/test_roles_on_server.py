@@ -92,8 +92,14 @@ async def deaf(client: Client, refusals: Refusals, subject: str) -> bool:
 # user -> subjects it may publish, subjects it may not
 PUBLISH = {
     "control": (
-        ["yard.evt.model.m", "yard.evt.plan.n1", "yard.evt.leader.log", "yard.rpc.logs.n1"],
-        ["yard.evt.replica.n1.r", "yard.evt.card.n1.cpu", "yard.cmd.admin.model.add"],
+        ["yard.evt.model.m", "yard.evt.plan.n1", "yard.evt.leader.log"],
+        [
+            "yard.evt.replica.n1.r",
+            "yard.evt.card.n1.cpu",
+            "yard.cmd.admin.model.add",
+            "yard.rpc.cards.n1",
+            "yard.rpc.replica_logs.n1",
+        ],
     ),
     "gateway": (
         ["yard.cmd.gateway.model.activate", "yard.beacon.gateway.g1"],
@@ -102,6 +108,8 @@ PUBLISH = {
             "yard.evt.activation.m.any",
             "yard.cmd.gateway.model.add",
             "yard.cmd.admin.model.activate",
+            "yard.rpc.cards.n1",
+            "yard.rpc.replica_logs.n1",
             "$JS.API.STREAM.DELETE.YARD_EVENTS",
             "$JS.API.STREAM.PURGE.YARD_EVENTS",
         ],
@@ -125,7 +133,7 @@ PUBLISH = {
         ],
     ),
     "admin": (
-        ["yard.cmd.admin.model.add", "yard.rpc.replica_logs.n1"],
+        ["yard.cmd.admin.model.add", "yard.rpc.replica_logs.n1", "yard.rpc.cards.n1"],
         [
             "yard.cmd.gateway.model.activate",
             "yard.evt.model.m",
