@@ -24,7 +24,8 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     """What is said of one request; the first four fields are those of every line of a service log.
 
     `status` 499 with code `client_gone`: nobody was there to be answered. `moves` counts how often
-    the request lost its replica. `why` is the reason of an answer that was cut.
+    the request lost its replica. `why` is the reason of an answer that was cut. `scope` is the card
+    whose base URL was asked, as `node~card`.
     """
 
     time: datetime
@@ -45,6 +46,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     replica: str = ""
     moves: int = 0
     why: str = ""
+    scope: str = ""
 
 
 class AccessLog:

@@ -69,7 +69,7 @@ class Activator:
             scope=scope,
             oldest_joined_s=gateway.room.oldest_joined_s(key),
             refused=standing_refusal(table, model, entry, now) is not None,
-            reached=not table.routable(model),
+            reached=not table.routable(model, scope) and table.may_ask_for(scope),
             now_s=gateway.clock.now_s(),
             now=now,
             resend_s=max(gateway.settings.resend_s, MIN_RESEND_S),

@@ -11,13 +11,16 @@ import msgspec
 
 from gateway.domain.admission import unknown
 from gateway.domain.answers import Answer, answer
+from gateway.domain.cards import CardRef
 from gateway.domain.cors import preflight_headers
 from gateway.domain.names import Place
+from gateway.domain.oncards import is_served, missing_card, not_served
 from gateway.domain.status import model_card, model_list
 from gateway.gateway import Gateway
 from gateway.http.messages import Request, Responder
-from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.metrics import CONTENT_TYPE, Metrics, Reading
 from gateway.timeline import Timelines, shown
+from schemas.cardnames import ANY_SCOPE
 
 JSON = (b"content-type", b"application/json")
 
@@ -48,9 +51,11 @@ class Admin:
             case "timeline":
                 return await self._timeline(request, respond)
             case "models":
-                return await self._models(respond)
+                return await self._models(respond, place.on)
             case "model":
-                return await self._model(place.model, respond)
+                return await self._model(place.model, respond, place.on)
+            case "bad_card_name":
+                return answer("invalid_request", "The node or the card in the path is not UTF-8.")
             case "bad_model_id":
                 return answer("invalid_request", "The model id in the path is not UTF-8.")
             case "method_not_allowed":
@@ -92,41 +97,54 @@ class Admin:
             return answer("not_found", f"No timeline of a request {wanted!r} is kept.")
         return await _json(respond, 200, shown(found, self._gateway.clock))
 
-    async def _models(self, respond: Responder) -> Answer | int:
-        gateway = self._gateway
-        if gateway.table is None:
-            return answer("yard_unavailable", "This gateway has not read the catalog yet.")
-        listed = model_list(
-            gateway.table,
-            gateway.clock.now(),
-            waiting=gateway.room.by_model(),
-            stale=not gateway.synced,
-            ejected=gateway.standing().ejected,
-        )
-        await respond.send(200, (JSON,), msgspec.json.encode(listed))
-        return 200
-
-    async def _model(self, name: str, respond: Responder) -> Answer | int:
+    async def _models(self, respond: Responder, on: CardRef | None) -> Answer | int:
         gateway = self._gateway
         table = gateway.table
         if table is None:
             return answer("yard_unavailable", "This gateway has not read the catalog yet.")
+        missing = None if on is None else missing_card(table, on, synced=gateway.synced)
+        if missing is not None:
+            return missing
+        scope = ANY_SCOPE if on is None else on.scope
+        listed = model_list(
+            table,
+            gateway.clock.now(),
+            waiting=gateway.room.by_model(None if on is None else scope),
+            stale=not gateway.synced,
+            ejected=gateway.standing().ejected,
+            scope=scope,
+        )
+        await respond.send(200, (JSON,), msgspec.json.encode(listed))
+        return 200
+
+    async def _model(self, name: str, respond: Responder, on: CardRef | None) -> Answer | int:
+        gateway = self._gateway
+        table = gateway.table
+        if table is None:
+            return answer("yard_unavailable", "This gateway has not read the catalog yet.")
+        missing = None if on is None else missing_card(table, on, synced=gateway.synced)
+        if missing is not None:
+            return missing
+        scope = ANY_SCOPE if on is None else on.scope
         model = table.model(name)
         if model is None:
             return unknown(name, synced=gateway.synced)
+        if not is_served(table, model, scope):
+            return not_served(model.name, scope)
         card = model_card(
             table,
             table.models[model.name],
             gateway.clock.now(),
             asked_as=name,
-            waiting=gateway.room.by_model().get(model.name, 0),
+            waiting=gateway.room.by_model(None if on is None else scope).get(model.name, 0),
             ejected=gateway.standing().ejected,
+            scope=scope,
         )
         await respond.send(200, (JSON,), msgspec.json.encode(card))
         return 200
 
-    def gauges(self) -> dict[str, tuple[str, dict[str, float]]]:
-        """What is read at scrape time; labels are catalog names or none."""
+    def gauges(self) -> dict[str, Reading]:
+        """What is read at scrape time; labels are catalog names, known cards, or none."""
         gateway = self._gateway
         table = gateway.table
         inflight: dict[str, float] = {}
@@ -134,35 +152,46 @@ class Admin:
             replica = None if table is None else table.replicas.get(replica_id)
             model = replica.model if replica is not None else "(gone)"
             inflight[model] = inflight.get(model, 0) + count
+        waiting = {m: float(n) for m, n in gateway.room.by_model().items()}
+        on_cards: dict[str, float] = {}
+        for scope, count in gateway.room.by_scope().items():
+            if scope != ANY_SCOPE:
+                known = scope if table is not None and scope in table.cards() else "(unknown)"
+                on_cards[known] = on_cards.get(known, 0) + count
+
+        def one(text: str, value: float) -> Reading:
+            return Reading(text=text, values={"": float(value)})
+
         return {
-            "yard_gateway_inflight": ("Requests running at engines.", inflight or {"": 0}),
-            "yard_gateway_waiting": (
-                "Requests in the waiting room.",
-                {m: float(n) for m, n in gateway.room.by_model().items()} or {"": 0},
+            "yard_gateway_inflight": Reading(
+                text="Requests running at engines.", values=inflight or {"": 0.0}
             ),
-            "yard_gateway_synced": (
+            "yard_gateway_waiting": Reading(
+                text="Requests in the waiting room.", values=waiting or {"": 0.0}
+            ),
+            "yard_gateway_card_waiting": Reading(
+                text="Those of them that came under the base URL of a card.",
+                values=on_cards or {"": 0.0},
+                label="scope",
+            ),
+            "yard_gateway_synced": one(
                 "1 when the table holds the whole log, 0 from a snapshot or without one.",
-                {"": float(gateway.synced)},
+                gateway.synced,
             ),
-            "yard_gateway_connected": (
-                "1 while NATS is connected.",
-                {"": float(gateway.is_connected())},
+            "yard_gateway_connected": one("1 while NATS is connected.", gateway.is_connected()),
+            "yard_gateway_position": one(
+                "Sequence of the last event applied.", table.position if table is not None else 0
             ),
-            "yard_gateway_position": (
-                "Sequence of the last event applied.",
-                {"": float(table.position if table is not None else 0)},
-            ),
-            "yard_gateway_broken_subjects": (
+            "yard_gateway_broken_subjects": one(
                 "Subjects whose last event cannot be read.",
-                {"": float(len(table.broken) if table is not None else 0)},
+                len(table.broken) if table is not None else 0,
             ),
-            "yard_gateway_unknown_events": (
+            "yard_gateway_unknown_events": one(
                 "Events of a newer type or version that were not folded.",
-                {"": float(table.unknown_events if table is not None else 0)},
+                table.unknown_events if table is not None else 0,
             ),
-            "yard_gateway_ejected": (
-                "Replicas that did not answer this gateway as they should.",
-                {"": float(len(gateway.ejected))},
+            "yard_gateway_ejected": one(
+                "Replicas that did not answer this gateway as they should.", len(gateway.ejected)
             ),
         }
 

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
+from gateway.domain.cards import CardRef
 from gateway.domain.http_rules import engine_request_headers
 from gateway.domain.model_rewrite import model_spans
 from gateway.domain.request_fields import FieldsProblem, read_fields
@@ -36,7 +37,7 @@ EngineKey = Callable[[Replica], str | None]
 
 @dataclass(slots=True)
 class Served:
-    """How a request ended, for the access log and the counters.
+    """How a request ended, for the access log and the counters. `scope` is that of a known card.
 
     `to_count_s`: a wait that is in `waited_s` and not in the counters yet.
     """
@@ -45,6 +46,7 @@ class Served:
     code: str = "ok"
     model: str = ""
     replica: str = ""
+    scope: str = ""
     waited_s: float = 0.0
     to_count_s: float | None = None
     moves: int = 0
@@ -56,13 +58,15 @@ class Served:
 class Sending:
     """A request on its way to engines: what goes out is made once, however often it is sent.
 
-    `name` is the model's name or alias as the client gave it.
+    `name` is the model's name or alias as the client gave it, `path` the engine's, `on` the card that
+    was asked.
     """
 
-    __slots__ = ("_made", "_made_for", "name", "path", "request")
+    __slots__ = ("_made", "_made_for", "name", "on", "path", "request")
 
-    def __init__(self, request: Request, path: str, name: str) -> None:
+    def __init__(self, request: Request, path: str, name: str, on: CardRef | None = None) -> None:
         self.request = request
+        self.on = on
         self.path = path
         self.name = name
         self._made: Outgoing | None = None
@@ -118,9 +122,16 @@ class Inference:
         self._new_exchange = new_exchange
 
     async def serve(
-        self, path: str, request: Request, respond: Responder, timeline: Timeline, served: Served
+        self,
+        path: str,
+        request: Request,
+        respond: Responder,
+        timeline: Timeline,
+        served: Served,
+        *,
+        on: CardRef | None = None,
     ) -> None:
-        """Answers `request` for the inference `path`.
+        """Answers `request` for the inference `path`, by the card `on` alone when one is named.
 
         1. what cannot be read as a request for a model is refused before anything is asked
         2. then, until it is answered: admit; wait; run. A lost replica leads back to `admit`.
@@ -139,9 +150,11 @@ class Inference:
         deadline_s: float | None = None
         unplanned = planned = 0
         accepted = False
-        sending = Sending(request, path, fields.model)
+        sending = Sending(request, path, fields.model, on)
+        if on is not None:
+            served.scope = timeline.scope = gateway.scope_known(on)
         while True:  # 2
-            decision = gateway.admit(fields.model, path, accepted=accepted)
+            decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
             accepted = True
             match decision:
                 case Answer():
@@ -215,7 +228,7 @@ class Inference:
             scope,
             size_bytes=sending.request.body.size,
             deadline_s=deadline_s,
-            asked=Asked(name=sending.name, path=sending.path, abort=exchange.abort),
+            asked=Asked(name=sending.name, path=sending.path, abort=exchange.abort, on=sending.on),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )
         if isinstance(ticket, Answer):

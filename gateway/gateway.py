@@ -28,7 +28,15 @@ from gateway.domain.admission import (
     undecided,
 )
 from gateway.domain.answers import Answer, answer
-from gateway.domain.routing import Loss, choose, loss_by_log
+from gateway.domain.cards import CardRef
+from gateway.domain.oncards import no_cards_yet
+from gateway.domain.routing import (
+    SERVING_PHASES,
+    Loss,
+    choose,
+    end_of_streams,
+    loss_by_log,
+)
 from gateway.domain.table import (
     Change,
     ModelTouched,
@@ -72,6 +80,7 @@ class Asked:
     name: str
     path: str
     abort: Callable[[str], None]
+    on: CardRef | None = None
 
 
 @dataclass(slots=True)
@@ -131,13 +140,22 @@ class Gateway:
             ejected=self._ejected_ids,
         )
 
-    def admit(self, name: str, path: str, *, accepted: bool) -> Route | Wait | Answer:
-        """What happens to a request now; nothing is reserved yet.
+    def admit(
+        self, name: str, path: str, *, accepted: bool, on: CardRef | None = None
+    ) -> Route | Wait | Answer:
+        """What happens to a request (under the base URL of the card `on`) now; nothing is reserved yet.
 
         `accepted`: it was let in before, so a gateway that ends still serves it.
         """
         standing = self.standing(draining=self.draining and not accepted)
-        return admit(self.table, name, path, standing, self.clock.now())
+        return admit(self.table, name, path, standing, self.clock.now(), on=on)
+
+    def scope_known(self, on: CardRef | None) -> str:
+        """The scope of a card that is there, for logs and labels; empty for none and for made-up ones."""
+        table = self.table
+        if on is None or table is None or table.card(on) is None:
+            return ""
+        return on.scope
 
     def start(self, route: Route, abort: Callable[[str], None]) -> Run:
         """Chooses a replica of the route and counts the request on it, in one step."""
@@ -190,7 +208,7 @@ class Gateway:
         )
         match joined:
             case Full(what=what, limit=limit):
-                return queue_full(table, model.name, what, limit, self.clock.now())
+                return queue_full(table, model.name, what, limit, self.clock.now(), scope=scope)
             case Joined(waiter=waiter, first=first):
                 ticket = Ticket(
                     waiter=waiter,
@@ -226,8 +244,8 @@ class Gateway:
     def suspect(self, replica: Replica, loss: Loss) -> None:
         """Routes nothing to this replica until a probe passed: it refused, broke or was another launch."""
         known = None if self.table is None else self.table.replicas.get(replica.id)
-        if known is None or known.endpoint != replica.endpoint:
-            return  # The log knows already that this launch is over.
+        if known is None or known.endpoint != replica.endpoint or known.phase not in SERVING_PHASES:
+            return  # The log knows already that this launch is over, or parked.
         if replica.id not in self.ejected:
             self.ejected[replica.id] = loss
             self._ejected_ids = frozenset(self.ejected)
@@ -253,10 +271,13 @@ class Gateway:
         before = self.table
         self.table = table
         self.synced = synced
-        for replica_id in [r for r in self.ejected if r not in table.replicas]:
-            self.trust(replica_id)
         for replica_id in list(self._runs):
             self._abort_lost(replica_id, table.replicas.get(replica_id))
+        for replica in table.replicas.values():
+            if replica.phase == "parked":
+                self._rested(replica)
+        for replica_id in [r for r in self.ejected if r not in table.replicas]:
+            self.trust(replica_id)
         for key in self.room.waited_for():
             self._settle(key)
         for model in () if before is None else before.models.keys() - table.models.keys():
@@ -266,9 +287,11 @@ class Gateway:
     def apply(self, changes: Iterable[Change], *, position: int) -> None:
         """Carries out what a batch of events changed, after all of it is in the table.
 
-        1. requests without a byte at a replica that ended are taken back, those at others stay
+        1. requests without a byte at a replica that ended or was parked are taken back, those at others
+           stay. Each event counts: within one batch a replica may be parked and ready again
         2. whoever waits for a touched model is released, answered, or waits on
         3. a drain is confirmed at once: the beacon carries a position behind that event
+        4. of a parked one nothing is kept: it comes back proven, and not over an old connection
         """
         table = self.table
         assert table is not None, "changes come after a table"
@@ -283,7 +306,9 @@ class Gateway:
                         continue
                     touched[known.model] = None
                     draining = draining or (after is not None and after.phase == "draining")
-                    self._abort_lost(known.id, table.replicas.get(known.id) or after)  # 1
+                    self._abort_lost(known.id, after)  # 1
+                    if after is not None and after.phase == "parked":
+                        self._rested(after)  # 4
                     if known.id not in table.replicas:
                         self.trust(known.id)
                         if known.endpoint is not None:
@@ -331,7 +356,7 @@ class Gateway:
         Each is admitted as if it came now; those that ask the same hear the same.
         """
         waiters = self.room.release(key)
-        found: dict[tuple[str, str], Route | Wait | Answer] = {}
+        found: dict[tuple[str, str, CardRef | None], Route | Wait | Answer] = {}
         for waiter in waiters:
             ticket = self._tickets.pop(waiter.ticket, None)
             if ticket is None or ticket.outcome.done():
@@ -339,10 +364,12 @@ class Gateway:
             asked = ticket.asked
             outcome: Run | Answer | None = None
             if asked is not None:
-                wanted = (asked.name, asked.path)
+                wanted = (asked.name, asked.path, asked.on)
                 decision = found.get(wanted)
                 if decision is None:
-                    decision = found[wanted] = self.admit(asked.name, asked.path, accepted=True)
+                    decision = found[wanted] = self.admit(
+                        asked.name, asked.path, accepted=True, on=asked.on
+                    )
                 if isinstance(decision, Route):
                     outcome = self.start(decision, asked.abort)
                 elif isinstance(decision, Answer):
@@ -353,9 +380,13 @@ class Gateway:
     def _failed(self, replica: Replica, seq: int) -> None:
         """A start failed. The refusal of it usually follows in milliseconds; do not sit out more."""
         table = self.table
-        if table is None or not ends_the_wait(table, replica):
+        if table is None:
             return
-        keys = [key for key in self.room.waited_for() if key[0] == replica.model]
+        keys = [
+            key
+            for key in self.room.waited_for()
+            if key[0] == replica.model and ends_the_wait(table, replica, scope=key[1])
+        ]
         if not keys:
             return
 
@@ -365,19 +396,34 @@ class Gateway:
             if now_table is None:
                 return
             # Whatever starts by now was not what they waited for: a failed start answers its waiters.
-            reply = failed_start(now_table, replica, self.clock.now())
+            now = self.clock.now()
             for key in keys:
+                reply = failed_start(now_table, replica, now, scope=key[1])
                 self._resolve(key, self.room.refuse(key, decided_at=seq), reply)
 
         handle = asyncio.get_running_loop().call_later(FAILED_START_GRACE_S, answer_waiters)
         self._grace_timers.add(handle)
 
     def _abort_lost(self, replica_id: str, after: Replica | None) -> None:
+        """What has no byte is taken back; a begun answer ends with the sentence in it."""
         for run in list(self._runs.get(replica_id, ())):
             loss = loss_by_log(after, run.replica)
-            if loss is not None and not run.has_byte and run.lost is None:
+            if loss is None or run.lost is not None:
+                continue
+            if not run.has_byte:
                 run.lost = loss
                 run.abort(f"the replica {replica_id} is no longer this launch ({loss})")
+                continue
+            why = end_of_streams(loss, after, replica_id)
+            if why is not None:
+                run.lost = loss
+                run.abort(why)
+
+    def _rested(self, replica: Replica) -> None:
+        """A replica is parked: what was suspected of it and every connection to it are of the past."""
+        self.trust(replica.id)
+        if replica.endpoint is not None:
+            self.on_endpoint_gone(replica.endpoint)
 
     def _forget_model(self, model: str) -> None:
         self.usage.forget_model(model)
@@ -388,8 +434,13 @@ class Gateway:
     def give_up(self, key: Key, *, joined_until_s: float) -> None:
         """Nobody decided in time for those who joined until then."""
         table = self.table
-        ready = table is not None and table.routable(key[0])
-        reply = out_of_reach(key[0]) if ready else undecided(key[0])
+        model, scope = key
+        if table is not None and table.routable(model, scope):
+            reply = out_of_reach(model)
+        elif table is not None and not table.may_ask_for(scope):
+            reply = no_cards_yet(model, scope)
+        else:
+            reply = undecided(model)
         self._resolve(key, self.room.give_up(key, joined_until_s=joined_until_s), reply)
 
     def dismiss_all(self) -> None:

@@ -57,7 +57,9 @@ class RequestHandler:
         place = place_of(request.method, request.path)
         try:
             if place.kind == "inference":
-                await self._inference.serve(request.path, request, respond, timeline, served)
+                await self._inference.serve(
+                    place.path, request, respond, timeline, served, on=place.on
+                )
             else:
                 found = await self._admin.serve(place, request, respond)
                 if isinstance(found, Answer):
@@ -80,6 +82,8 @@ class RequestHandler:
         finally:
             if place.kind == "inference":
                 self._metrics.count(served.model, served.code)
+                if place.on is not None:
+                    self._metrics.count_on_card(served.model, served.scope, served.code)
             self._line(request, request_id, served)
 
     def _request_id(self, request: Request) -> str:
@@ -102,6 +106,7 @@ class RequestHandler:
                 code=served.code,
                 model=served.model,
                 replica=served.replica,
+                scope=served.scope,
                 waited_ms=round(served.waited_s * 1000),
                 duration_ms=round((clock.now_s() - request.received_at) * 1000),
                 moves=served.moves,

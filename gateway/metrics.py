@@ -3,8 +3,9 @@
 A name a client made up never becomes a label. Reading them changes nothing and wakes nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,18 +16,26 @@ _WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60)
 _BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+class Reading(Struct, frozen=True, kw_only=True):
+    """One gauge: what it tells, and its value for each value of its label ("" for one without)."""
+
+    text: str
+    values: dict[str, float]
+    label: str = "model"
+
+
 class GatewayNumbers(Collector):
     """Gauges that are read from the gateway when it is scraped instead of being kept up to date."""
 
-    def __init__(self, read: Callable[[], dict[str, tuple[str, dict[str, float]]]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, Reading]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        for name, (text, by_model) in self._read().items():
-            labels = ["model"] if set(by_model) != {""} else []
-            family = GaugeMetricFamily(name, text, labels=labels)
-            for model, value in by_model.items():
-                family.add_metric([model] if labels else [], value)
+        for name, reading in self._read().items():
+            labels = [reading.label] if set(reading.values) != {""} else []
+            family = GaugeMetricFamily(name, reading.text, labels=labels)
+            for of, value in reading.values.items():
+                family.add_metric([of] if labels else [], value)
             yield family
 
 
@@ -36,12 +45,19 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._of_request: dict[tuple[str, str], Counter] = {}
+        self._of_card: dict[tuple[str, str, str], Counter] = {}
         self._of_first_byte: dict[str, Histogram] = {}
         self._of_wait: dict[str, Histogram] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
             ["model", "code"],
+            registry=self.registry,
+        )
+        self.on_cards = Counter(
+            "yard_gateway_card_requests",
+            "Requests under the base URL of a card, by catalog model, scope (empty: no such card) and code.",
+            ["model", "scope", "code"],
             registry=self.registry,
         )
         self.waited = Histogram(
@@ -90,6 +106,14 @@ class Metrics:
             child = self._of_request[model, code] = self.requests.labels(model, code)
         child.inc()
 
+    def count_on_card(self, model: str, scope: str, code: str) -> None:
+        """The same request once more, when it came under the base URL of a card."""
+        child = self._of_card.get((model, scope, code))
+        if child is None:
+            child = self.on_cards.labels(model, scope, code)
+            self._of_card[model, scope, code] = child
+        child.inc()
+
     def waited_for(self, model: str, seconds: float) -> None:
         """A request waited so long for the model."""
         child = self._of_wait.get(model)
@@ -104,8 +128,8 @@ class Metrics:
             child = self._of_first_byte[model] = self.first_byte.labels(model)
         child.observe(seconds)
 
-    def watch(self, read: Callable[[], dict[str, tuple[str, dict[str, float]]]]) -> None:
-        """Adds gauges read at scrape time: name -> (text, value by model; "" for none)."""
+    def watch(self, read: Callable[[], Mapping[str, Reading]]) -> None:
+        """Adds gauges read at scrape time, by name."""
         self.registry.register(GatewayNumbers(read))
 
     def render(self) -> bytes:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 
 from gateway.activator import Spawn
+from gateway.domain.routing import SERVING_PHASES
 from gateway.endpoints import EngineKey
 from gateway.gateway import Gateway
 from gateway.http.client import EngineClient
@@ -94,7 +95,12 @@ class Prober:
     def _still_known(self, replica: Replica) -> bool:
         table = self._gateway.table
         known = None if table is None else table.replicas.get(replica.id)
-        return known is not None and known.endpoint == replica.endpoint
+        return (
+            known is not None
+            and known.endpoint == replica.endpoint
+            # A parked engine is left alone: some answer a probe while they sleep, some never would.
+            and known.phase in SERVING_PHASES
+        )
 
     def nodes_changed(self) -> None:
         """A node's standing changed: look at once instead of at the next round."""

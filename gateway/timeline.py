@@ -23,11 +23,12 @@ Mark = Literal[
 class Timeline:
     """The marks of one request, in seconds of the gateway's clock; each keeps its last time."""
 
-    __slots__ = ("marks", "model", "request_id")
+    __slots__ = ("marks", "model", "request_id", "scope")
 
     def __init__(self, request_id: str, received_s: float) -> None:
         self.request_id = request_id
         self.model = ""
+        self.scope = ""
         self.marks: dict[Mark, float] = {"received": received_s}
 
     def mark(self, mark: Mark, at_s: float) -> None:
@@ -80,6 +81,7 @@ def shown(timeline: Timeline, clock: Clock) -> dict[str, object]:
     return {
         "request": timeline.request_id,
         "model": timeline.model,
+        "scope": timeline.scope,
         **times,
         "marks_ms": {mark: round(at_ms, 3) for mark, at_ms in ms.items()},
     }

@@ -5,7 +5,7 @@ replica (routing.py) nor whether a wish is sent (demand.py).
 """
 
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec import Struct
 
@@ -17,12 +17,18 @@ from gateway.domain.answers import (
     measured_load_s,
     no_room_at_all,
 )
+from gateway.domain.cards import CardRef
 from gateway.domain.demand import is_pending, is_refused
-from gateway.domain.table import ANY_SCOPE, ActivationEntry, Table
+from gateway.domain.oncards import is_served, missing_card, no_card_of, not_served
+from gateway.domain.table import ActivationEntry, Table
 from schemas.activation import Activation
+from schemas.cardnames import ANY_SCOPE
 from schemas.codes import RefusalCode
 from schemas.model import Model
 from schemas.replica import Replica
+
+ON_ITS_WAY: Final = frozenset({"waiting", "fetching", "starting"})
+"""Phases of a replica that will be ready next; `waiting`: its agent makes room for it."""
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -53,21 +59,29 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def admit(
-    table: Table | None, name: str, path: str, standing: Standing, now: datetime
+    table: Table | None,
+    name: str,
+    path: str,
+    standing: Standing,
+    now: datetime,
+    *,
+    on: CardRef | None = None,
 ) -> Route | Wait | Answer:
-    """What happens to a request for `path` that names `name`.
+    """What happens to a request for `path` that names `name`, under the base URL of the card `on`.
 
     1. this gateway is stopping: `draining`
     2. there is no table: `yard_unavailable`
-    3. no model or alias of that name: `model_not_found`, which only a synced table can say
+    3. no such card, or no model or alias of that name: `card_not_found`, `model_not_found`, which
+       only a synced table can say
     4. the model is off: `model_off`, and never anything that could start it
-    5. a ready replica that answers this gateway and publishes the path: routed; when it is only
-       the path that is missing, waiting would not help: `route_not_forwarded`
+    5. a ready replica (on that card) that answers this gateway and publishes the path: routed; when it
+       is only the path that is missing, waiting would not help: `route_not_forwarded`
     6. the model was given up or refused, and that stands: that code, at once
     7. it is being brought up: wait
     8. NATS is away, so nobody can be asked to start it: `yard_unavailable`, unless a replica is
        ready that only does not answer this gateway: a probe may bring it back at any moment
-    9. wait, and ask for it
+    9. the model has no profile for that card: `model_not_found`, as the card's own list says
+    10. wait, and ask for it
     """
     if standing.draining:  # 1
         return answer("draining", "This gateway is shutting down; send the request again.")
@@ -76,12 +90,18 @@ def admit(
             "yard_unavailable",
             "This gateway has not read the yard's catalog yet; try again shortly.",
         )
+    scope = ANY_SCOPE
+    if on is not None:
+        missing = missing_card(table, on, synced=standing.synced)
+        if missing is not None:  # 3
+            return missing
+        scope = on.scope
     model = table.model(name)
     if model is None:  # 3
         return unknown(name, synced=standing.synced)
     if model.scaling.max == 0:  # 4
         return _off(model.name)
-    ready = table.routable(model.name)
+    ready = table.routable(model.name, scope)
     if standing.ejected:
         ready = tuple(r for r in ready if r.id not in standing.ejected)
     if ready:  # 5
@@ -89,15 +109,18 @@ def admit(
         if not publishing:
             return answer("route_not_forwarded", f"The model {model.name!r} does not serve {path}.")
         return Route(model=model, candidates=publishing)
-    entry = table.activation(model.name)
+    entry = table.activation(model.name, scope)
     refused = standing_refusal(table, model.name, entry, now)
     if refused is not None:  # 6
         return refused
     if is_pending(entry):  # 7
-        return Wait(model=model)
-    if not standing.connected and not table.routable(model.name):  # 8
+        return Wait(model=model, scope=scope)
+    reachable = table.routable(model.name, scope)
+    if not standing.connected and not reachable:  # 8
         return unavailable(model.name)
-    return Wait(model=model)  # 9
+    if not reachable and not is_served(table, model, scope):  # 9
+        return not_served(model.name, scope)
+    return Wait(model=model, scope=scope)  # 10
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -118,10 +141,10 @@ class Keep(Struct, frozen=True, kw_only=True):
 def settle(
     table: Table, name: str, standing: Standing, now: datetime, *, scope: str = ANY_SCOPE
 ) -> Release | Refuse | Keep:
-    """What a change of the table means for those who wait for model `name`.
+    """What a change of the table means for those who wait for model `name` in a scope.
 
-    1. the model was removed, or switched off: said at once
-    2. a replica is ready that answers this gateway: they go on
+    1. the model was removed, or switched off, or the card is not (any more) there: said at once
+    2. a replica of the scope is ready that answers this gateway: they go on
     3. its activation was refused after they joined: that is the answer to their wish
     4. otherwise they wait on
     """
@@ -130,7 +153,9 @@ def settle(
         return Refuse(answer=unknown(name, synced=standing.synced), decided_at=None)
     if entry.model.scaling.max == 0:
         return Refuse(answer=_off(name), decided_at=None)
-    if any(r.id not in standing.ejected for r in table.routable(name)):  # 2
+    if scope != ANY_SCOPE and table.nodes and not table.may_ask_for(scope):
+        return Refuse(answer=no_card_of(scope), decided_at=None)
+    if any(r.id not in standing.ejected for r in table.routable(name, scope)):  # 2
         return Release()
     head = table.activation(name, scope)
     if head.activation is not None and head.activation.phase == "refused":  # 3
@@ -138,18 +163,22 @@ def settle(
     return Keep()  # 4
 
 
-def ends_the_wait(table: Table, failed: Replica) -> bool:
-    """Whether those who wait for the model waited for this start: it never was ready, none other starts."""
-    others = (r for r in table.replicas_of(failed.model) if r.id != failed.id)
-    return not failed.was_ready and not any(
-        r.phase in ("waiting", "fetching", "starting") for r in others
-    )
+def ends_the_wait(table: Table, failed: Replica, *, scope: str = ANY_SCOPE) -> bool:
+    """Whether those who wait for the model in a scope waited for this start.
+
+    It is of that scope and never was ready, and no other of the scope starts. A parked one that could
+    not be resumed was ready before: a cold start follows it, which they wait for.
+    """
+    if failed.was_ready or failed.code == "resume_failed" or not table.is_on(failed, scope):
+        return False
+    others = (r for r in table.replicas_of(failed.model, scope) if r.id != failed.id)
+    return not any(r.phase in ON_ITS_WAY for r in others)
 
 
-def failed_start(table: Table, failed: Replica, now: datetime) -> Answer:
+def failed_start(table: Table, failed: Replica, now: datetime, *, scope: str = ANY_SCOPE) -> Answer:
     """What those hear who waited for `failed` to start, when the control plane says nothing better."""
     reason = failed.last_line or failed.reason or failed.code or "the engine ended"
-    activation = table.activation(failed.model).activation
+    activation = table.activation(failed.model, scope).activation
     left_s = backoff_left_s(activation, table.record(failed.model), now)
     return start_failed(failed.model, reason, retry_s=left_s)
 
@@ -197,8 +226,10 @@ def undecided(model: str) -> Answer:
     )
 
 
-def queue_full(table: Table, model: str, what: str, limit: int, now: datetime) -> Answer:
-    activation = table.activation(model).activation
+def queue_full(
+    table: Table, model: str, what: str, limit: int, now: datetime, *, scope: str = ANY_SCOPE
+) -> Answer:
+    activation = table.activation(model, scope).activation
     return answer(
         "queue_full",
         f"As many requests wait for the model {model!r} as may (limit: {limit} {what}).",
@@ -252,7 +283,9 @@ def refusal(table: Table, activation: Activation, now: datetime) -> Answer:
         case "model_not_found":
             return answer("model_not_found", f"The model {model!r} does not exist.", param="model")
         case "card_kept":
-            return answer("card_kept", f"The model {model!r} waits for a kept card: {reason}")
+            behind = ", ".join(activation.waiting_for)
+            by = f" (kept by {behind})" if behind else ""
+            return answer("card_kept", f"The model {model!r} waits for a kept card: {reason}{by}")
         case _:
             assert_never(code)
 
@@ -276,21 +309,23 @@ def timed_out(
     """The wait ended: where the model is on its way, and when to come back.
 
     1. in the queue for room: `no_capacity`, from the measured loads of those in the way
-    2. behind a card that is kept: `card_kept`
+    2. behind a VM, a claim or a pinned lease: `card_kept`, with who keeps it
     3. otherwise `model_loading`, with the time left of this load
     """
     activation = table.activation(model, scope).activation
     record = table.record(model)
     if activation is not None and activation.phase == "waiting":
-        behind = ", ".join(activation.waiting_for) or "room"
-        if activation.code == "card_kept":  # 2
+        behind = ", ".join(activation.waiting_for)
+        if activation.kept or activation.code == "card_kept":  # 2
+            by = f"by {behind}" if behind else activation.reason or "by somebody else"
             return answer(
                 "card_kept",
-                f"The model {model!r} waited {waited_s:.0f} s for a card that is kept ({behind}).",
+                f"The model {model!r} waited {waited_s:.0f} s for a card that is kept ({by}).",
             )
         return answer(  # 1
             "no_capacity",
-            f"The model {model!r} waited {waited_s:.0f} s in the queue for room (for {behind}).",
+            f"The model {model!r} waited {waited_s:.0f} s in the queue for room "
+            f"(for {behind or 'room'}).",
             retry_s=_holders_s(table, activation, now),
         )
     left_s = load_left_s(activation, record, now)

@@ -16,6 +16,7 @@ from schemas.record import Record
 
 Code = Literal[
     "model_not_found",
+    "card_not_found",
     "model_off",
     "model_loading",
     "no_capacity",
@@ -58,6 +59,7 @@ _UNAVAILABLE: Final = "service_unavailable_error"
 
 CODES: Final[dict[Code, Row]] = {
     "model_not_found": Row(status=404, type=_INVALID, should_retry=False),
+    "card_not_found": Row(status=404, type=_INVALID, should_retry=False),
     "model_off": Row(status=503, type=_UNAVAILABLE, should_retry=False),
     "model_loading": Row(status=503, type=_UNAVAILABLE, retry="load", should_retry=True),
     # `no_capacity` after a wait in the queue for room; see NO_ROOM_AT_ALL for the refusal at once.

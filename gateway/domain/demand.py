@@ -8,6 +8,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from events.subjects import encode_token
 from gateway.domain.table import ActivationEntry
 from schemas.activation import PENDING_PHASES
 
@@ -69,7 +70,8 @@ def is_refused(entry: ActivationEntry, now: datetime, *, renewed_at_seq: int = 0
 
 def message_id(model: str, scope: str, rev: int, now: datetime) -> str:
     window = int(now.timestamp()) // WINDOW_S
-    return f"activate-{model}-{scope}-{rev}-{window}"
+    # Encoded: a card may be named with what no header can carry.
+    return f"activate-{model}-{encode_token(scope)}-{rev}-{window}"
 
 
 def decide(
@@ -88,11 +90,13 @@ def decide(
 ) -> Send | Hold | GiveUp:
     """What to do about the demand of one (model, scope) whose requests find no ready replica.
 
-    `reached` False: the log shows a ready replica, which only this gateway cannot reach.
+    `reached` False: the log shows a ready replica, which only this gateway cannot reach; or the scope
+    names a card that no agent has reported, which no wish could bring about.
 
     1. nobody waits: nothing; the wish already sent stands, demand outlives its requester
     2. an activation is pending, or a refusal stands: decided; nothing is sent
-    3. a replica is ready but out of reach: there is nothing to ask for; give up when it lasts
+    3. a replica is ready but out of reach, or the card is not known (yet): there is nothing to ask for;
+       give up when it lasts
     4. no wish is open for this revision: send one
     5. the oldest waiter, or the wish, has gone undecided too long: give up
     6. nothing was decided for a while: the same message again

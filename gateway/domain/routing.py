@@ -7,7 +7,7 @@ replica on every run.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
+from typing import Final, Literal
 
 from schemas.replica import Replica
 
@@ -64,8 +64,9 @@ def after_loss(loss: Loss, *, unplanned_before: int, planned_before: int) -> Ver
 def loss_by_log(after: Replica | None, before: Replica) -> Loss | None:
     """What an event did to requests that run at `before` and have no byte yet; None: they stay.
 
-    A draining replica finishes its requests; one that is stopped, parked or gone does not. Another
-    endpoint or another process under the same id is another launch.
+    A draining replica finishes its requests; one that is stopped, parked or gone does not: a parked
+    engine is silent, and says nothing of what it was doing when it comes back. Another endpoint or
+    another process under the same id is another launch.
     """
     if after is None or after.phase in ("stopped", "parked", "withdrawn", "stop_failed"):
         return "stopped"
@@ -78,3 +79,23 @@ def loss_by_log(after: Replica | None, before: Replica) -> Loss | None:
     ):
         return "not_this_launch"
     return None
+
+
+SERVING_PHASES: Final = frozenset({"ready", "draining"})
+"""Phases in which an engine answers: only then a request, or a probe, says anything about it."""
+
+
+def end_of_streams(loss: Loss, after: Replica | None, replica_id: str) -> str | None:
+    """Why an answer that has begun ends here too, as a sentence for its client; None: it runs on.
+
+    A parked engine would keep its stream open for ever, and what a dead one left in flight ends with its
+    connections anyway. Only of another launch under the same id nothing is known.
+    """
+    if loss not in ("stopped", "crashed"):
+        return None
+    done = "is gone" if after is None else _ENDED.get(after.phase, f"was {after.phase}")
+    reason = after.reason if after is not None else ""
+    return f"the engine {replica_id} {done}" + (f": {reason}" if reason else "")
+
+
+_ENDED: Final = {"failed": "failed", "stop_failed": "was stopped", "refused": "did not start"}

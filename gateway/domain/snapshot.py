@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.domain.table import ActivationEntry, ModelEntry, RecordEntry, Table
-from schemas.node import NodeState
+from schemas.node import Node, NodeState
 from schemas.replica import Replica
 
 FORMAT: Final = 1
@@ -29,6 +29,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     records: tuple[RecordEntry, ...] = ()
     replicas: tuple[Replica, ...] = ()
     nodestates: tuple[NodeState, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -49,6 +50,7 @@ def take(table: Table, *, stream_id: str, stream_created: str) -> Snapshot:
         records=tuple(e for _, e in sorted(table.records.items())),
         replicas=tuple(r for _, r in sorted(table.replicas.items())),
         nodestates=tuple(n for _, n in sorted(table.nodestates.items())),
+        nodes=tuple(n for _, n in sorted(table.nodes.items())),
     )
 
 
@@ -64,8 +66,10 @@ def restore(snapshot: Snapshot) -> Table:
         table.records[record.record.model] = record
     for replica in snapshot.replicas:
         table.put_replica(replica)
-    for node in snapshot.nodestates:
-        table.nodestates[node.node] = node
+    for state in snapshot.nodestates:
+        table.nodestates[state.node] = state
+    for node in snapshot.nodes:
+        table.nodes[node.id] = node
     return table
 
 

@@ -9,9 +9,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.domain.admission import standing_refusal
+from gateway.domain.admission import ON_ITS_WAY, standing_refusal
 from gateway.domain.answers import load_left_s
+from gateway.domain.oncards import is_served
 from gateway.domain.table import ModelEntry, Table
+from schemas.cardnames import ANY_SCOPE
 
 ModelStatus = Literal[
     "off",
@@ -23,6 +25,7 @@ ModelStatus = Literal[
     "loading",
     "refused",
     "quarantined",
+    "parked",
     "idle",
 ]
 
@@ -66,11 +69,14 @@ def model_card(
     asked_as: str | None = None,
     waiting: int = 0,
     ejected: frozenset[str] = frozenset(),
+    scope: str = ANY_SCOPE,
 ) -> ModelCard:
-    """How one model stands."""
+    """How one model stands, in the whole yard or on one card."""
     model = entry.model
-    ready = [r for r in table.routable(model.name) if r.id not in ejected]
-    status, code, reason, retry_after_s = _standing(table, entry, now, ready_count=len(ready))
+    ready = [r for r in table.routable(model.name, scope) if r.id not in ejected]
+    status, code, reason, retry_after_s = _standing(
+        table, entry, now, ready_count=len(ready), scope=scope
+    )
     return ModelCard(
         id=asked_as or model.name,
         object="model",
@@ -91,19 +97,19 @@ def model_card(
 
 
 def _standing(
-    table: Table, entry: ModelEntry, now: datetime, *, ready_count: int
+    table: Table, entry: ModelEntry, now: datetime, *, ready_count: int, scope: str
 ) -> tuple[ModelStatus, str | None, str | None, int | None]:
     """Status, code, reason, seconds to come back in; the first that applies:
 
     1. off  2. ready  3. refused or quarantined, while that stands  4. the phase of its activation
-    5. a replica on its way that no demand asked for (min)  6. draining  7. idle
+    5. a replica on its way that no demand asked for (min)  6. draining  7. a parked copy  8. idle
     """
     name = entry.model.name
     if entry.model.scaling.max == 0:  # 1
         return "off", None, None, None
     if ready_count:  # 2
         return "ready", None, None, None
-    head = table.activation(name)
+    head = table.activation(name, scope)
     refused = standing_refusal(table, name, head, now)
     if refused is not None:  # 3
         status: ModelStatus = "quarantined" if refused.code == "model_quarantined" else "refused"
@@ -115,12 +121,14 @@ def _standing(
                 return phase, None, head.activation.reason or None, left_s
             case "ready" | "refused" | "idle":
                 pass
-    phases = {r.phase for r in table.replicas_of(name)}
-    if phases & {"waiting", "fetching", "starting"}:  # 5
+    phases = {r.phase for r in table.replicas_of(name, scope)}
+    if phases & ON_ITS_WAY:  # 5
         return "loading", None, None, None
     if "draining" in phases:  # 6
         return "draining", None, None, None
-    return "idle", None, None, None  # 7
+    if "parked" in phases:  # 7
+        return "parked", None, None, None
+    return "idle", None, None, None  # 8
 
 
 def model_list(
@@ -130,12 +138,16 @@ def model_list(
     waiting: dict[str, int],
     stale: bool = False,
     ejected: frozenset[str] = frozenset(),
+    scope: str = ANY_SCOPE,
 ) -> ModelList:
-    """Every model of the catalog, by name; aliases are fields of theirs, not entries."""
+    """Every model of the catalog that may run in the scope, by name; aliases are fields of theirs."""
     return ModelList(
         data=tuple(
-            model_card(table, entry, now, waiting=waiting.get(name, 0), ejected=ejected)
+            model_card(
+                table, entry, now, waiting=waiting.get(name, 0), ejected=ejected, scope=scope
+            )
             for name, entry in sorted(table.models.items())
+            if is_served(table, entry.model, scope)
         ),
         stale=stale,
     )

@@ -5,28 +5,28 @@ everybody else only reads. It must not ask a clock, do I/O or remember anything 
 a table rebuilt from the log or from a snapshot is equal to the one that was there before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from msgspec import Struct
 
 from events.log import Broken, Recorded
+from gateway.domain.cards import CardRef, KnownCard
 from schemas.activation import Activation
+from schemas.cardnames import ANY_SCOPE, scope_of
 from schemas.model import Model
-from schemas.node import NodeState
+from schemas.node import Node, NodeState
 from schemas.record import Record, RecordCleared
 from schemas.replica import TERMINAL_PHASES, Replica
 
-NOUNS: frozenset[str] = frozenset({"model", "activation", "replica", "record", "nodestate"})
+NOUNS: frozenset[str] = frozenset({"model", "activation", "replica", "record", "node", "nodestate"})
 """What this table is made of; the gateway follows these subjects and no others."""
 
 IGNORED_NOUNS: frozenset[str] = frozenset(
-    {"plan", "command", "leader.current", "leader.log", "node", "card"}
+    {"plan", "command", "leader.current", "leader.log", "card"}
 )
 """Nouns a gateway has no use for, should a wider filter deliver them."""
-
-ANY_SCOPE = "any"
 
 
 class ModelEntry(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class ModelTouched(Struct, frozen=True, kw_only=True):
 
 
 class NodeTouched(Struct, frozen=True, kw_only=True):
-    """A node's standing changed, and with it what may be routed there."""
+    """A node's standing or its cards changed, and with them what may be routed there."""
 
     seq: int
     node: str
@@ -95,11 +95,14 @@ class Table:
     activations: dict[tuple[str, str], ActivationEntry] = field(default_factory=dict)
     records: dict[str, RecordEntry] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
     nodestates: dict[str, NodeState] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     unknown_events: int = 0
     _of_model: dict[str, dict[str, Replica]] = field(default_factory=dict)
     _routable: dict[str, tuple[Replica, ...]] = field(default_factory=dict)
+    _on_card: dict[str, dict[str, tuple[Replica, ...]]] = field(default_factory=dict)
+    _cards: dict[str, KnownCard] | None = None
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -115,17 +118,59 @@ class Table:
         entry = self.records.get(model)
         return None if entry is None else entry.record
 
-    def replicas_of(self, model: str) -> Iterable[Replica]:
-        """Its replicas that are not over, ordered by id."""
-        return [r for _, r in sorted(self._of_model.get(model, {}).items())]
+    def replicas_of(self, model: str, scope: str = ANY_SCOPE) -> Iterable[Replica]:
+        """Its replicas of the scope that are not over, ordered by id."""
+        found = [r for _, r in sorted(self._of_model.get(model, {}).items())]
+        return found if scope == ANY_SCOPE else [r for r in found if self.is_on(r, scope)]
 
-    def routable(self, model: str) -> tuple[Replica, ...]:
-        """Its ready replicas a request may go to by what the log says, ordered by id."""
+    def routable(self, model: str, scope: str = ANY_SCOPE) -> tuple[Replica, ...]:
+        """Its ready replicas a request of the scope may go to by what the log says, ordered by id."""
         found = self._routable.get(model)
         if found is None:
             found = tuple(r for r in self.replicas_of(model) if self.may_route(r))
             self._routable[model] = found
+        if scope == ANY_SCOPE:
+            return found
+        by_scope = self._on_card.setdefault(model, {})
+        here = by_scope.get(scope)
+        if here is None:
+            here = tuple(r for r in found if self.is_on(r, scope))
+            if scope in self.cards():  # a scope that a client made up is not remembered
+                by_scope[scope] = here
+        return here
+
+    def is_on(self, replica: Replica, scope: str) -> bool:
+        """Whether a request of the scope may be answered by this replica: one of its cards is that card."""
+        if scope == ANY_SCOPE:
+            return True
+        if all(scope_of(replica.node, card) != scope for card in replica.cards):
+            return False
+        # Names that hold a `~` could spell one scope for two cards: it is that of the known one.
+        known = self.cards().get(scope)
+        return known is None or (known.ref.node == replica.node and known.ref.card in replica.cards)
+
+    def cards(self) -> Mapping[str, KnownCard]:
+        """Every card of a node that was not removed, by its scope; of two with one scope, the first."""
+        found = self._cards
+        if found is None:
+            found = self._cards = {}
+            for name, node in sorted(self.nodes.items()):
+                state = self.nodestates.get(name)
+                if state is not None and state.admin == "removed":
+                    continue
+                for info in node.cards:
+                    ref = CardRef(node=name, card=info.id)
+                    found.setdefault(ref.scope, KnownCard(ref=ref, info=info))
         return found
+
+    def card(self, ref: CardRef) -> KnownCard | None:
+        """The card of that name, None when no node has it."""
+        known = self.cards().get(ref.scope)
+        return known if known is not None and known.ref == ref else None
+
+    def may_ask_for(self, scope: str) -> bool:
+        """Whether a demand of the scope can mean anything: a card nobody reported is no wish's business."""
+        return scope == ANY_SCOPE or scope in self.cards()
 
     def may_route(self, replica: Replica) -> bool:
         """Ready, of the entry's present incarnation, on a node that was not given up."""
@@ -211,6 +256,16 @@ class Table:
                 else:
                     self.put_replica(after)
                 return ReplicaChanged(seq=item.seq, before=before, after=after)
+            case "node":
+                node = item.key[0]
+                if not known and node in self.nodes:
+                    return None
+                if isinstance(state, Node):
+                    self.nodes[node] = state
+                else:
+                    self.nodes.pop(node, None)
+                self._forget_cards()
+                return NodeTouched(seq=item.seq, node=node)
             case "nodestate":
                 node = item.key[0]
                 if not known and node in self.nodestates:
@@ -220,6 +275,7 @@ class Table:
                 else:
                     self.nodestates.pop(node, None)
                 self._routable.clear()
+                self._forget_cards()
                 return NodeTouched(seq=item.seq, node=node)
             case _:
                 # A noun of a newer version that the codec let through.
@@ -239,7 +295,15 @@ class Table:
         if replica.phase not in TERMINAL_PHASES:
             self.replicas[replica.id] = replica
             self._of_model.setdefault(replica.model, {})[replica.id] = replica
-            self._routable.pop(replica.model, None)
+            self._forget_routable(replica.model)
+
+    def _forget_routable(self, model: str) -> None:
+        self._routable.pop(model, None)
+        self._on_card.pop(model, None)
+
+    def _forget_cards(self) -> None:
+        self._cards = None
+        self._on_card.clear()
 
     def _fold_model(self, name: str, model: Model | None, item: Recorded) -> None:
         if model is None:
@@ -271,7 +335,7 @@ class Table:
                 self.aliases[alias] = max(claims, key=lambda e: e.seq).model.name
             else:
                 del self.aliases[alias]
-        self._routable.pop(name, None)
+        self._forget_routable(name)
 
     def _drop_replica(self, replica_id: str) -> None:
         before = self.replicas.pop(replica_id, None)
@@ -281,4 +345,4 @@ class Table:
         del of_model[replica_id]
         if not of_model:
             del self._of_model[before.model]
-        self._routable.pop(before.model, None)
+        self._forget_routable(before.model)

@@ -144,11 +144,20 @@ class WaitingRoom:
         """Every (model, scope) somebody waits for."""
         return tuple(self._by_key)
 
-    def by_model(self) -> dict[str, int]:
-        """How many wait for each model, over its scopes."""
+    def by_model(self, scope: str | None = None) -> dict[str, int]:
+        """How many wait for each model, over its scopes, or in one."""
         counts: dict[str, int] = {}
-        for (model, _), waiting in self._by_key.items():
+        for (model, of), waiting in self._by_key.items():
+            if scope is not None and of != scope:
+                continue
             counts[model] = counts.get(model, 0) + len(waiting)
+        return counts
+
+    def by_scope(self) -> dict[str, int]:
+        """How many wait in each scope, over its models."""
+        counts: dict[str, int] = {}
+        for (_, scope), waiting in self._by_key.items():
+            counts[scope] = counts.get(scope, 0) + len(waiting)
         return counts
 
     def __len__(self) -> int:

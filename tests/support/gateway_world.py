@@ -23,8 +23,16 @@ from schemas.activation import (
     ActivationWanted,
 )
 from schemas.messages import TYPE_PREFIX, Event, State, tag_of
-from schemas.model import Model, ModelAdded, ModelChanged, ModelDeleted, Scaling
-from schemas.node import NodeState, NodeStateJoined, NodeStateUnreachable
+from schemas.model import Model, ModelAdded, ModelChanged, ModelDeleted, Profile, Scaling
+from schemas.node import (
+    CardInfo,
+    Node,
+    NodeDeleted,
+    NodeStarted,
+    NodeState,
+    NodeStateJoined,
+    NodeStateUnreachable,
+)
 from schemas.record import Quarantine, Record, RecordCleared, RecordMeasured, RecordQuarantined
 from schemas.replica import (
     Replica,
@@ -35,6 +43,7 @@ from schemas.replica import (
     ReplicaReady,
     ReplicaStarting,
     ReplicaStopped,
+    ReplicaWaiting,
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -67,6 +76,21 @@ def a_replica(id: str = "r-1", phase: ReplicaPhase = "ready", **fields: Any) -> 
     return Replica(id=id, phase=phase, **(defaults | fields))
 
 
+def a_profile(*card: str, name: str = "p", **fields: Any) -> Profile:
+    """For cards of any kind unless told for which."""
+    fields.setdefault("engine", "command")
+    fields.setdefault("memory_bytes", 1)
+    return Profile(name=name, card=card or ("cpu", "gpu"), **fields)
+
+
+def a_node(node: str = "n1", *ids: str, **fields: Any) -> Node:
+    """A machine with its `cpu` card and one of kind gpu for each id."""
+    cards = [CardInfo(id="cpu", kind="cpu", memory_bytes=1 << 30)]
+    cards += [CardInfo(id=id, kind="gpu", memory_bytes=1 << 30) for id in ids]
+    fields.setdefault("cards", tuple(cards))
+    return Node(id=node, running=True, started_at=NOW, **fields)
+
+
 def an_activation(phase: ActivationPhase = "loading", **fields: Any) -> Activation:
     model = fields.setdefault("model", "m")
     defaults: dict[str, Any] = {
@@ -79,6 +103,7 @@ def an_activation(phase: ActivationPhase = "loading", **fields: Any) -> Activati
 
 
 _REPLICA_EVENTS: dict[str, Event] = {
+    "waiting": ReplicaWaiting(waiting_for="l-1"),
     "starting": ReplicaStarting(port=20001),
     "ready": ReplicaReady(),
     "draining": ReplicaDraining(decision="d-1"),
@@ -145,8 +170,8 @@ class Story:
             "activation", (state.model, state.scope), _ACTIVATION_EVENTS[phase], state
         )
 
-    def activation_gone(self, model: str = "m") -> Recorded:
-        return self.event("activation", (model, "any"), ActivationDeleted(), None)
+    def activation_gone(self, model: str = "m", scope: str = "any") -> Recorded:
+        return self.event("activation", (model, scope), ActivationDeleted(), None)
 
     def record(self, model: str = "m", **fields: Any) -> Recorded:
         state = Record(model=model, incarnation=f"inc-{model}", **fields)
@@ -168,6 +193,14 @@ class Story:
         if state.reach == "unreachable":
             event = NodeStateUnreachable(silent_s=30.0)
         return self.event("nodestate", (node,), event, state)
+
+    def cards(self, node: str = "n1", *ids: str, **fields: Any) -> Recorded:
+        """What an agent tells of its machine: a `cpu` card and one of kind gpu for each id."""
+        state = a_node(node, *ids, **fields)
+        return self.event("node", (node,), NodeStarted(), state)
+
+    def cards_gone(self, node: str = "n1") -> Recorded:
+        return self.event("node", (node,), NodeDeleted(), None)
 
     def broken(self, noun: str, *key: str, previous: Recorded | None = None) -> Broken:
         self.seq += 1

@@ -74,7 +74,11 @@ def test_the_body_is_openais_envelope() -> None:
 
 def test_req_a13_every_code_has_one_meaning_of_its_own() -> None:
     assert CODES["model_loading"] != CODES["model_not_found"]
-    assert {c for c, row in CODES.items() if row.status == 404} == {"model_not_found", "not_found"}
+    assert {c for c, row in CODES.items() if row.status == 404} == {
+        "model_not_found",
+        "card_not_found",
+        "not_found",
+    }
 
 
 @pytest.mark.parametrize(
