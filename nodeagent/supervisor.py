@@ -1,37 +1,35 @@
-"""Supervises one replica: has its files fetched, starts its engine, learns that it is ready, drains it, has it ended.
+"""Supervises one replica: has it fetched, started, drained, parked, brought back and ended, and says so.
 
 One task per replica and nobody else touches its process. What should happen is read from the books, where
 the plan's wishes stand; each step is level-triggered, so a wake too many is harmless. It never decides
-what runs: that is `domain/assignments.py`, and when a drain is over is `domain/drains.py`.
+what runs: that is `domain/assignments.py`. A parked engine is asked nothing at all.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable
-from datetime import datetime
 from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.domain import drains
-from nodeagent.domain.assignments import Held
+from nodeagent.domain import drains, parking
+from nodeagent.domain.held import Held
 from nodeagent.domain.ports import NoPort
+from nodeagent.draining import Draining
 from nodeagent.ending import Ending
 from nodeagent.launching import Ended, LaunchEnded, Running
 from nodeagent.loading import Loaded, Loading, NotStarted, Stuck
+from nodeagent.parking import Lost, Parked, Parking, Resumed
 from nodeagent.tools import Tools
-from nodeagent.waking import pause, unless_woken
+from nodeagent.waking import pause
 from schemas.beacons import EngineCounters
-from schemas.plan import Stop
-from schemas.replica import TERMINAL_PHASES, ReplicaReady, ReplicaStarting
+from schemas.replica import TERMINAL_PHASES, ReplicaParked, ReplicaReady, ReplicaStarting
 
 LOG = logging.getLogger(__name__)
 
 MEASURE_AFTER_S: Final = 2.0
 """So long after ready the engine's memory is read: whoever waited for it is being answered until
 then, and a placement counts what the profile says meanwhile."""
-
-DRAIN_LOOK_S = 0.25
 
 
 class Supervisor:
@@ -61,10 +59,17 @@ class Supervisor:
             over=lambda: self._ended is not None or self._held.ending,
             running=running,
         )
+        self._draining = Draining(tools, replica, wake=self._wake, counters=self.counters)
+        self._parking = Parking(
+            tools,
+            replica,
+            held=lambda: self._held,
+            wake=self._wake,
+            ended=lambda: self._ended is not None,
+            over=lambda: self._ended is not None or self._held.ending,
+        )
         self._ending = Ending(tools, replica)
         self._measured = False
-        self._drain_seq: int | None = None
-        self._drain_began: float | None = None
 
     @property
     def name(self) -> str:
@@ -88,13 +93,12 @@ class Supervisor:
 
     def drain_stored(self, seq: int) -> None:
         """The log has this replica's `replica.draining` at `seq`."""
-        self._drain_seq = seq
+        self._draining.stored(seq)
         self.wake()
 
     def drain_began(self) -> None:
         """The replica turned to draining, or to draining under another decision."""
-        self._drain_seq = None
-        self._drain_began = asyncio.get_running_loop().time()
+        self._draining.began()
         self.wake()
 
     # The task.
@@ -102,16 +106,21 @@ class Supervisor:
     async def run(self) -> None:
         """Works until the replica ended and its memory is back."""
         held = self._t.books.held.get(self._name)
+        self._t.parkbook.join(self._name, self.wake)
         if self._begun or await self._begin():
             await self._follow()
+        self._t.parkbook.leave(self._name)
         if held is not None and held.launch is not None:
             self._t.files.used(held.launch.source)
             await self._t.files.keep_within()
 
     async def counters(self) -> EngineCounters:
-        """What the engine says of its own work; nothing where it does not tell."""
+        """What the engine says of its own work; nothing where it does not tell, or is not to be asked."""
         held = self._t.books.held.get(self._name)
         if held is None or held.replica.endpoint is None:
+            return EngineCounters()
+        # One that is being parked still drains by its phase, and is told to end by then.
+        if held.replica.phase not in ("ready", "draining") or held.ending:
             return EngineCounters()
         driver = self._t.drivers[held.replica.engine]
         return await driver.counters(held.replica.endpoint, self._t.engine_key(self._name))
@@ -124,7 +133,8 @@ class Supervisor:
         """One step after the other until nothing is left to do.
 
         1. the process ended by itself. 2. it was told to end. 3. survivors of a kill are left.
-        4. it loads. 5. it serves: measure it once. 6. it drains.
+        4. it comes back from being parked; 5. it loads. 6. it serves: measure it once. 7. it drains.
+        Parked it is left alone until one of these holds.
         """
         while True:
             self._wake.clear()
@@ -132,7 +142,7 @@ class Supervisor:
             if held is None or held.replica.phase in TERMINAL_PHASES:
                 return
             if self._ended is not None:  # 1
-                await self._ending.by_itself(self._ended)
+                await self._ending.by_itself(self._ended, code=_code_of_loss(held))
                 return
             if held.ending:  # 2
                 await self._ending.told("told to stop")
@@ -140,9 +150,12 @@ class Supervisor:
             match held.replica.phase:
                 case "stop_failed":  # 3
                     await self._ending.outlive()
-                case "starting":  # 4
-                    await self._load()
-                case "ready":  # 5
+                case "starting":
+                    if _comes_back(held):  # 4
+                        await self._resume()
+                    else:  # 5
+                        await self._load()
+                case "ready":  # 6
                     if self._measured:
                         await self._wake.wait()
                         continue
@@ -151,7 +164,7 @@ class Supervisor:
                     await pause(self._wake, MEASURE_AFTER_S)
                     if not self._wake.is_set():
                         await self._measure()
-                case "draining":  # 6
+                case "draining":  # 7
                     await self._drain(held)
                 case _:
                     await self._wake.wait()
@@ -238,51 +251,120 @@ class Supervisor:
 
     async def _drain(self, held: Held) -> None:
         """Judges the drain once and carries the verdict out, or waits for something to change."""
-        if held.stop is None:  # adopted without its wish; the plan will tell
-            await self._wake.wait()
-            return
-        verdict = drains.judge(self._facts(held, held.stop, None))
-        if isinstance(verdict, drains.AskEngine):
-            told = await unless_woken(self._wake, self.counters())
-            held = self._held
-            if told is None or held.ending or held.stop is None or held.replica.phase != "draining":
-                return
-            # Everything is looked at again: a request may have come while the engine was asked.
-            verdict = drains.judge(self._facts(held, held.stop, told))
+        verdict = await self._draining.verdict(held)
+        held = self._held
         match verdict:
-            case drains.KeepWaiting() | drains.AskEngine():
-                await pause(self._wake, DRAIN_LOOK_S)
+            case None | drains.KeepWaiting() | drains.AskEngine():
+                pass
+            case drains.StopNow(why="drained"):
+                await self._park_or_stop()
             case drains.StopNow(why=why, running=running):
-                reason = why if not running else f"{why}, {running} requests were running"
-                LOG.info("replica stops", extra={"replica": self._name, "reason": reason})
-                self._t.books.note(replace(held, ending=True))
-                await self._ending.told(reason)
+                await self._stop(why if not running else f"{why}, {running} requests were running")
             case drains.TakeBack(running=running):
-                decision = held.stop.decision
-                replica = replace(held.replica, stop_decision=None, taken_back=decision)
-                self._t.books.say(
-                    replace(held, replica=replica, stop=None),
-                    ReplicaReady(load_s=replica.load_s, taken_back=decision),
-                    reason=f"{running} requests still running after the drain's bound",
-                )
-                LOG.info("drain taken back", extra={"replica": self._name, "running": running})
+                self._take_back(f"{running} requests still running after the drain's bound")
 
-    def _facts(self, held: Held, stop: Stop, engine: EngineCounters | None) -> drains.DrainFacts:
-        gateways = self._t.gateways
-        loop = asyncio.get_running_loop()
-        if self._drain_began is None:  # adopted in the middle of a drain
-            self._drain_began = loop.time() - _age_s(held.replica.since, self._t.now())
-        return drains.DrainFacts(
-            stop=stop,
-            sequence=self._drain_seq,
-            age_s=loop.time() - self._drain_began,
-            connected_s=gateways.connected_s(),
-            gateways=gateways.about(self._name, held.replica.model),
-            gateway_gone_s=self._t.gateway_gone_s,
-            listen_s=self._t.listen_s,
-            engine=engine,
+    async def _stop(self, reason: str) -> None:
+        LOG.info("replica stops", extra={"replica": self._name, "reason": reason})
+        self._t.books.note(replace(self._held, ending=True))
+        await self._ending.told(reason)
+
+    def _take_back(self, reason: str) -> None:
+        held = self._held
+        decision = held.stop.decision if held.stop is not None else ""
+        replica = replace(held.replica, stop_decision=None, taken_back=decision)
+        self._t.books.say(
+            replace(held, replica=replica, stop=None),
+            ReplicaReady(load_s=replica.load_s, taken_back=decision),
+            reason=reason,
         )
+        LOG.info("drain taken back", extra={"replica": self._name, "reason": reason})
+
+    async def _park_or_stop(self) -> None:
+        """Nobody uses it any more: what becomes of it is the agent's to decide."""
+        match await self._parking.choose():
+            case None:  # the drain was called off, or the engine is gone
+                return
+            case parking.KeepInstead(reason=reason):
+                self._take_back(reason)
+            case parking.StopInstead(reason=reason):
+                await self._stop(f"drained; not parked: {reason}" if reason else "drained")
+            case parking.Park() as choice:
+                await self._park(choice)
+
+    async def _park(self, choice: parking.Park) -> None:
+        LOG.info("replica parks", extra={"replica": self._name, "way": choice.way})
+        match await self._parking.park(choice):
+            case Parked() as parked:
+                self._parked(parked, choice.reason)
+            case parking.StopInstead(reason=reason):
+                await self._stop(f"drained; not parked: {reason}")
+            case Lost(reason=reason):
+                self._parking.failed()
+                LOG.warning("park failed", extra={"replica": self._name, "reason": reason})
+                # Nothing good can come from asking it: killed, and then ended as any other.
+                await self._t.processes.stop(self._name, 0.0)
+                await self._ending.told(f"drained; its park failed: {reason}")
+
+    def _parked(self, parked: Parked, reason: str) -> None:
+        """Its cards are given back and its RAM is leased, then it is said: who reads it parked finds room there."""
+        held = self._held
+        replica = replace(
+            held.replica,
+            park_way=parked.way,
+            parked_at=self._t.now(),
+            ram_bytes=parked.ram_bytes,
+            residual_bytes=parked.residual_bytes,
+            park_s=parked.park_s,
+        )
+        self._t.books.park(
+            self._name, residual_bytes=parked.residual_bytes, ram_bytes=parked.ram_bytes
+        )
+        event = ReplicaParked(
+            way=parked.way, ram_bytes=parked.ram_bytes, residual_bytes=parked.residual_bytes
+        )
+        self._t.books.say(replace(held, replica=replica, ending=False), event, reason=reason)
+        LOG.info("replica parked", extra={"replica": self._name, "park_s": parked.park_s})
+
+    async def _resume(self) -> None:
+        """Brings it back from RAM. Ready only after it answered: nobody is sent to an engine that may sleep."""
+        match await self._parking.resume():
+            case None:
+                return
+            case Lost(reason=reason):
+                LOG.warning("resume failed", extra={"replica": self._name, "reason": reason})
+                self._parking.failed()
+                await self._t.processes.stop(self._name, 0.0)
+                await self._ending.kill("resume_failed", f"not resumed: {reason}")
+            case Resumed(resume_s=resume_s):
+                held = self._held
+                replica = replace(
+                    held.replica,
+                    ready_at=self._t.now(),
+                    resume_s=resume_s,
+                    park_way="",
+                    parked_at=None,
+                    ram_bytes=0,
+                    residual_bytes=0,
+                    stop_decision=None,
+                )
+                self._t.books.end_ram(self._name)
+                event = ReplicaReady(load_s=replica.load_s, resume_s=resume_s)
+                self._t.books.say(replace(held, replica=replica, resuming=False), event)
+                LOG.info("replica resumed", extra={"replica": self._name, "resume_s": resume_s})
 
 
-def _age_s(since: datetime, now: datetime) -> float:
-    return max((now - since).total_seconds(), 0.0)
+def _comes_back(held: Held) -> bool:
+    """Whether a starting replica was parked: it lives, and says that it is well while it sleeps.
+
+    Its way tells it too, for an agent that knows it from the log alone.
+    """
+    return held.resuming or bool(held.replica.park_way)
+
+
+def _code_of_loss(held: Held) -> str | None:
+    """The code of an end by itself that is no failed start of its model; None: the launcher's own word."""
+    if held.replica.phase == "parked":
+        return "parked_lost"
+    if held.replica.phase == "starting" and _comes_back(held):
+        return "resume_failed"
+    return None

@@ -1,15 +1,17 @@
 """What every supervisor of a node works with, and what of the launcher they need. It holds no behaviour."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
+from nodeagent.cards.provider import Meter
 from nodeagent.drivers.driver import Driver, EngineStart, SecretReader
 from nodeagent.files.fetches import Files
 from nodeagent.launching import Ended, LogPart, Running, StopResult
+from nodeagent.parkbook import ParkBook
 from schemas.model import EngineName
 
 HOST = "127.0.0.1"
@@ -45,6 +47,7 @@ class Tools:
     drivers: Mapping[EngineName, Driver]
     gateways: Gateways
     files: Files
+    meter: Meter
     port_is_free: Callable[[int], bool]
     engine_key: Callable[[str], str]
     secrets: SecretReader
@@ -53,3 +56,4 @@ class Tools:
     log_bytes: int
     gateway_gone_s: float
     listen_s: float
+    parkbook: ParkBook = field(default_factory=ParkBook)

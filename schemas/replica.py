@@ -39,7 +39,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     `endpoint` is a base URL without a path. `paths` are the inference paths a gateway may forward.
     `memory_bytes` is what was reserved, `measured_memory_bytes` what the process group used (PSS).
     `was_ready` tells a crash of a served replica from a start that failed. `code` of a failed one:
-    exited, start_timeout, lost, spawn_failed, source_missing, fetch_failed, disk_full, resume_failed. `stop_decision` is
+    exited, start_timeout, lost, spawn_failed, source_missing, fetch_failed, disk_full, resume_failed, parked_lost.
+    The last two are no failed starts: a parked copy is gone. `stop_decision` is
     the decision id of the stop that is being carried out; `taken_back` the one whose bound passed
     unfinished.
     """

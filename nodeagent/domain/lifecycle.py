@@ -34,7 +34,6 @@ TRANSITIONS: Final[dict[tuple[ReplicaPhase | None, str], ReplicaPhase]] = {
     # The engine serves. Ready again: measured, adopted, or taken back.
     ("ready", "replica.ready"): "ready",
     ("ready", "replica.draining"): "draining",
-    ("ready", "replica.parked"): "parked",
     ("ready", "replica.failed"): "failed",
     ("ready", "replica.stopped"): "stopped",
     ("ready", "replica.stop_failed"): "stop_failed",
@@ -44,8 +43,10 @@ TRANSITIONS: Final[dict[tuple[ReplicaPhase | None, str], ReplicaPhase]] = {
     ("draining", "replica.failed"): "failed",
     ("draining", "replica.stopped"): "stopped",
     ("draining", "replica.stop_failed"): "stop_failed",
+    # Its process lives and its card is given back. Parked again: it was to return and has no room, or is
+    # told again. It returns as it began: nobody is sent there before it answered.
     ("parked", "replica.parked"): "parked",
-    ("parked", "replica.ready"): "ready",
+    ("parked", "replica.starting"): "starting",
     ("parked", "replica.failed"): "failed",
     ("parked", "replica.stopped"): "stopped",
     ("parked", "replica.stop_failed"): "stop_failed",

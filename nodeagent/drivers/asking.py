@@ -1,6 +1,6 @@
 """Asks an engine one small question over HTTP, with a deadline, and takes no answer for an answer.
 
-For health and counters only; requests of clients never come this way. It keeps no connection: an
+For health, counters and parking only; requests of clients never come this way. It keeps no connection: an
 engine that was replaced on the same port must not be reached by a connection of its predecessor.
 """
 
@@ -42,23 +42,45 @@ async def get(
     endpoint: str, path: str, key: str = "", *, timeout_s: float = ASK_S
 ) -> Answer | None:
     """GET `path` at `endpoint` (a base URL); None when no whole answer came within `timeout_s`."""
+    return await _within(timeout_s, endpoint, "GET", path, key, None)
+
+
+async def post(
+    endpoint: str,
+    path: str,
+    key: str = "",
+    *,
+    content: bytes = b"",
+    timeout_s: float = ASK_S,
+) -> Answer | None:
+    """POST `content` (JSON, or nothing) to `path`; None when no whole answer came within `timeout_s`."""
+    return await _within(timeout_s, endpoint, "POST", path, key, content)
+
+
+async def _within(
+    timeout_s: float, endpoint: str, method: str, path: str, key: str, content: bytes | None
+) -> Answer | None:
     try:
         async with asyncio.timeout(timeout_s):
-            return await _get(endpoint, path, key)
+            return await _ask(endpoint, method, path, key, content)
     except (OSError, TimeoutError, httptools.HttpParserError):
         return None
 
 
-async def _get(endpoint: str, path: str, key: str) -> Answer | None:
+async def _ask(
+    endpoint: str, method: str, path: str, key: str, content: bytes | None
+) -> Answer | None:
     address = urlsplit(endpoint)
     if address.hostname is None or address.port is None:
         return None
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
-        lines = [f"GET {path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
         if key:
             lines.append(f"Authorization: Bearer {key}")
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        if content is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + (content or b""))
         answer = Answer()
         parser = httptools.HttpResponseParser(answer)
         while not answer.complete:

@@ -1,0 +1,177 @@
+"""Drives vLLM: `vllm serve` under the catalog's name, with the launch's key, asleep when it is parked.
+
+How it is put to sleep and woken is `sleep.py`'s affair. Its development routes, which parking needs, ask
+for no key: the engine listens on this machine alone and `PATHS` keeps gateways off them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from nodeagent.drivers import asking, metrics
+from nodeagent.drivers.driver import (
+    Capabilities,
+    EngineStart,
+    SecretMissing,
+    SecretReader,
+    StartRefused,
+    inherited,
+    resolve,
+)
+from schemas import vllm_flags
+from schemas.beacons import EngineCounters
+from schemas.model import EngineName
+from schemas.node import EngineInfo
+from schemas.plan import Launch
+
+PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""What a gateway may forward. /sleep, /wake_up, /collective_rpc and the like stay the agent's."""
+
+TELLING: Final = ("error: ", "Error: ", "ERROR ")
+"""How vLLM marks why it does not start; argparse's own complaint comes first."""
+
+KEY: Final = "VLLM_API_KEY"
+
+_FIXED: Final = {"VLLM_NO_USAGE_STATS": "1"}
+"""An engine tells nobody outside that it runs, and waits for nobody there."""
+
+_DEVELOPMENT: Final = "VLLM_SERVER_DEV_MODE"
+_VERSION = re.compile(r"\d+\.\d+\S*")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TOLD_S: Final = 20.0
+"""Bound of `vllm --version`, which imports all of it first."""
+
+
+class VllmDriver:
+    """Engine `vllm`. `vllm` is a path, or empty: looked up on PATH. `parking`: whether this node parks."""
+
+    engine: EngineName = "vllm"
+    capabilities = Capabilities(parking=True)
+
+    def __init__(
+        self,
+        vllm: str = "",
+        environment: Mapping[str, str] | None = None,
+        *,
+        parking: bool = True,
+    ) -> None:
+        """`environment` is what engines inherit; by default this process's own."""
+        self._environment = inherited(os.environ if environment is None else environment)
+        self._program = vllm or shutil.which("vllm", path=self._environment.get("PATH")) or ""
+        self._parking = parking
+
+    @property
+    def present(self) -> bool:
+        """Whether there is a vLLM on this node at all."""
+        return bool(self._program) and os.access(self._program, os.X_OK)
+
+    def info(self) -> EngineInfo:
+        """The version, and the kind of card this build is for. It sleeps by itself where the node parks."""
+        version = self._version()
+        return EngineInfo(
+            name=self.engine,
+            version=f"vllm {version}" if version else "vllm",
+            card_kinds=("cpu",) if "+cpu" in version else ("gpu",),
+            park_ways=("sleep",) if self._parking else (),
+        )
+
+    def prepare(
+        self,
+        launch: Launch,
+        *,
+        replica: str,
+        host: str,
+        port: int,
+        key: str,
+        secrets: SecretReader,
+    ) -> EngineStart | StartRefused:
+        """See `Driver.prepare`. The source is a folder or file of this node, or the name of a repository."""
+        refused = _refuse_source(launch.source)
+        if refused is not None:
+            return refused
+        wrong = vllm_flags.problems(launch.args)
+        if wrong:
+            return StartRefused(code="invalid", sentence=wrong[0])
+        if not self.present:
+            where = f" at {self._program}" if self._program else " on its PATH"
+            return StartRefused(code="invalid", sentence=f"this node has no vllm{where}")
+        try:
+            environment, secret_names = resolve(launch.env, secrets)
+        except SecretMissing as error:
+            return StartRefused(code="secret_missing", sentence=str(error))
+        sleeps = self.sleeps(launch)
+        environment = {**self._environment, **_FIXED, **environment, KEY: key}
+        # A profile must not open the development routes of an engine that nobody will park.
+        environment.pop(_DEVELOPMENT, None)
+        if sleeps:
+            environment[_DEVELOPMENT] = "1"
+        return EngineStart(
+            argv=(
+                *(self._program, "serve", launch.source, *launch.args),
+                # Ours last: of a flag given twice argparse keeps the last.
+                *("--served-model-name", launch.model, "--host", host, "--port", str(port)),
+                *(("--enable-sleep-mode",) if sleeps else ()),
+            ),
+            environment=environment,
+            endpoint=f"http://{host}:{port}",
+            port=port,
+            ready="probe",
+            paths=PATHS,
+            has_key=True,
+            secret_names=(*secret_names, KEY),
+            telling=TELLING,
+        )
+
+    def sleeps(self, launch: Launch) -> bool:
+        """Whether this launch is started so that it can be put to sleep: by default it is."""
+        return self._parking and (launch.parking is None or launch.parking.way == "sleep")
+
+    async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:
+        """It answers when its health is 200. It says so while asleep as well: never ask a parked one."""
+        answer = await asking.get(endpoint, health, key)
+        return answer is not None and answer.status == 200
+
+    async def counters(self, endpoint: str, key: str) -> EngineCounters:
+        """Running and waiting, and whether it generated anything since, from /metrics."""
+        answer = await asking.get(endpoint, "/metrics", key)
+        if answer is None or answer.status != 200:
+            return EngineCounters()
+        return metrics.counters(answer.body.decode(errors="replace"))
+
+    def _version(self) -> str:
+        """What is installed beside the program; else what it says itself, which takes it long."""
+        if not self.present:
+            return ""
+        libraries = Path(self._program).resolve().parent.parent
+        for found in sorted(libraries.glob("lib/python3*/site-packages/vllm-*.dist-info")):
+            return found.name.removeprefix("vllm-").removesuffix(".dist-info")
+        try:
+            told = subprocess.run(  # noqa: S603 - the path is from this node's own configuration
+                (self._program, "--version"),
+                capture_output=True,
+                timeout=_TOLD_S,
+                check=False,
+                env=self._environment,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        match = _VERSION.search(told.stdout.decode(errors="replace"))
+        return match[0] if match is not None else ""
+
+
+def _refuse_source(source: str) -> StartRefused | None:
+    if not source:
+        return StartRefused(code="source_missing", sentence="the entry names no source")
+    if source.startswith("/"):
+        if not os.path.exists(source):
+            sentence = f"{source} does not exist on this node"
+            return StartRefused(code="source_missing", sentence=sentence)
+        return None
+    if _REPOSITORY.fullmatch(source):
+        return None
+    sentence = f"{source!r} is neither a path of this node nor a repository's name"
+    return StartRefused(code="source_invalid", sentence=sentence)
