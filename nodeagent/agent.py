@@ -60,7 +60,8 @@ class Around:
     """What an agent works with; all times in seconds.
 
     `plan_grace_s`: how long a start waits for the log before it acts on the journal's plan. `leave_s`:
-    how long a leaving agent waits for the log to take its last events.
+    how long a leaving agent waits for the log to take its last events. `beside` is what else works as
+    long as the agent does.
     """
 
     log: EventLog
@@ -83,6 +84,7 @@ class Around:
     endings_after_s: float = 86400.0
     endings_look_s: float = 60.0
     leave_s: float = 3.0
+    beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
 
 
 class Agent:
@@ -152,6 +154,7 @@ class Agent:
             self._end_subjects(),
             self._converse(),
             self._pulse.run(),
+            *(work() for work in self._a.beside),
         ]
 
     async def _begin(self) -> None:
