@@ -69,6 +69,9 @@ class PlanItem(Struct, frozen=True, kw_only=True):
 
     `memory_bytes` is per card. `evict` are named leases that have to leave its cards for it. An item whose
     replica is parked and that has no `stop` any more is to be resumed.
+
+    `cleared` and `resumed` tell whoever reads plan and replica together what the lack of a `stop` answers: a
+    replica that drains or is parked under any other decision was told so by its own node.
     """
 
     replica: str
@@ -80,6 +83,10 @@ class PlanItem(Struct, frozen=True, kw_only=True):
     card_revs: dict[str, int] = {}
     stop: Stop | None = None
     evict: tuple[str, ...] = ()
+    cleared: str = ""
+    """The decision that was taken back when the stop was last cleared."""
+    resumed: str = ""
+    """The event of the parked replica that the last resume answered."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ class Quarantine(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """The state of `yard.evt.record.<model>`. `counted` are replica ids already folded in (last 16)."""
+    """The state of `yard.evt.record.<model>`. `counted` are replica ids already folded in (last 16), `timed` the
+    parks and resumes of planned replicas that are."""
 
     model: str
     incarnation: str
@@ -57,12 +58,15 @@ class Record(Struct, frozen=True, kw_only=True):
     quarantined: Quarantine | None = None
     unplaceable: PlacementReport | None = None
     counted: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ()
 
 
 class RecordMeasured(Struct, frozen=True, kw_only=True, tag_field="type", tag="record.measured"):
     replica: str
     memory_bytes: int
     load_s: float
+    park_s: float | None = None
+    resume_s: float | None = None
 
 
 class RecordStartFailed(

@@ -69,6 +69,7 @@ TRANSITIONS: Final[dict[tuple[ActivationPhase | None, str], ActivationPhase]] = 
     # Loading: the engine starts; it may be lost with its node and is then wanted again.
     ("loading", "activation.wanted"): "wanted",
     ("loading", "activation.placing"): "placing",
+    ("loading", "activation.waiting"): "waiting",
     ("loading", "activation.loading"): "loading",
     ("loading", "activation.ready"): "ready",
     ("loading", "activation.refused"): "refused",
@@ -76,6 +77,7 @@ TRANSITIONS: Final[dict[tuple[ActivationPhase | None, str], ActivationPhase]] = 
     # Ready: answered, another replica answers, it crashed, or nobody asks any more.
     ("ready", "activation.wanted"): "wanted",
     ("ready", "activation.placing"): "placing",
+    ("ready", "activation.waiting"): "waiting",
     ("ready", "activation.loading"): "loading",
     ("ready", "activation.ready"): "ready",
     ("ready", "activation.refused"): "refused",
@@ -93,6 +95,7 @@ _FRESH: Final[dict[str, Any]] = {
     "node": None,
     "profile": None,
     "waiting_for": (),
+    "kept": False,
     "code": None,
     "retry_at": None,
     "expected_ready_at": None,

@@ -4,48 +4,37 @@ It writes wishes (a demand, a catalog entry, a stop, a cordon); placing and upke
 A gateway's `model.activate` has no outcome: the activation event is it.
 """
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from controlplane.domain import activation as moves
 from controlplane.domain import (
+    activating,
     catalog,
     consequences,
-    following,
     jobcommands,
     jobtexts,
     mirrorcommands,
     record,
-    upkeep,
+    replicacommands,
 )
+from controlplane.domain import activation as moves
 from controlplane.domain.decision import Accepted, Change, Decision, Rejected
 from controlplane.domain.index import Planned
-from controlplane.domain.placement import Demand
 from controlplane.domain.planedit import PlanEdit
-from controlplane.domain.reconcile import claims_before, serve
 from controlplane.domain.scene import (
     ANY,
     Hold,
     Scene,
-    in_scope,
     is_demanded,
     is_off,
 )
 from events.log import StoredCommand
 from schemas import codes
-from schemas.activation import (
-    PENDING_PHASES,
-    Activation,
-    ActivationIdle,
-    ActivationReady,
-    ActivationWanted,
-)
+from schemas.activation import ActivationIdle, ActivationReady, ActivationWanted
 from schemas.commands import (
     CatalogApply,
-    Command,
     CommandBody,
     JobCancel,
     JobRetry,
@@ -62,6 +51,8 @@ from schemas.commands import (
     NodeCordon,
     NodeUncordon,
     Outcome,
+    ReplicaPark,
+    ReplicaResume,
 )
 from schemas.node import NodeState, NodeStateCordoned, NodeStateUncordoned
 from schemas.plan import Stop
@@ -69,8 +60,6 @@ from schemas.plan import Stop
 ACTIVATE: Final = "model.activate"
 
 LONGEST_ID: Final = 128
-LONGEST_SCOPE: Final = 401
-"""Characters; a scope names a node and a card. Percent-encoded they still fit a subject."""
 LONGEST_HOLD_S: Final = 10 * 365 * 86_400.0
 MOST_CHANGES: Final = 900
 """Events of one command; a batch holds 1,000, and there are the outcome and the leader's line."""
@@ -89,7 +78,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
        have one.
     2. It cannot be read: rejected when at least its id can.
     3. It is too old: rejected, an activate is dropped.
-    4. An activate: see `_activate`. 5. Anything else has an outcome in the same batch.
+    4. An activate: see activating.py. 5. Anything else has an outcome in the same batch.
     """
     command = stored.command
     id_ = command.id if command is not None else stored.id
@@ -103,7 +92,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     age_s = scene.age_s(stored.stored_at)
     is_expired = age_s > command.ttl_s
     if isinstance(command.body, ModelActivate):
-        return None if is_expired else _activate(scene, stored, command, command.body)  # 4
+        return None if is_expired else activating.decide(scene, stored, command, command.body)  # 4
     if is_expired:  # 3
         late = f"it was {age_s:.0f} s old when the control plane came to it, allowed were {command.ttl_s:g} s"
         return _rejected(scene, stored, id_, Rejected(code=codes.EXPIRED, sentence=late))
@@ -203,6 +192,8 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
             return _unload(scene, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
+        case ReplicaPark() | ReplicaResume():
+            return replicacommands.decide(scene, actor, body)
         case JobServe() | JobCancel() | JobRetry():
             return jobcommands.decide(scene, actor, body)
         case MirrorRemove() | MirrorVerify() | MirrorGc():
@@ -236,122 +227,6 @@ def _catalog(
     if isinstance(body, CatalogApply) and body.dry_run:
         return Accepted(sentence="dry run, nothing was changed", lines=lines)
     return Accepted(changes=changes, sentence=said, lines=lines)
-
-
-def _activate(
-    scene: Scene, stored: StoredCommand, command: Command, body: ModelActivate
-) -> Decision | None:
-    """A request found no ready replica:
-
-    1. unknown or off: nothing, the gateway answers from its table (A4, A14, A15); so does a scope that
-       names no card;
-    2. it is on its way, or ready and not just being ended by its own node: joined;
-    3. refused and the time to try again has not come: answered by that refusal already;
-    4. a replica is just being stopped for lack of demand: the stop is taken back;
-    5. a replica is there or on its way (kept by `min`): the demand follows it;
-    6. somebody before it is to be placed first: it gets its place in the queue;
-    7. else it is placed, refused or told to wait in this very decision.
-    """
-    model = scene.world.models.get(body.model)
-    if model is None or is_off(model) or not _is_scope(body.scope):  # 1
-        return None
-    key = (body.model, body.scope)
-    before = scene.world.activations.get(key)
-    if before is not None and before.incarnation != model.incarnation:
-        before = None
-    if before is not None:
-        if before.phase in PENDING_PHASES:  # 2
-            return None
-        if before.phase == "ready" and not following.is_leaving(scene, before):
-            return None
-        if before.phase == "refused" and _still_refused(scene, before):  # 3
-            return None
-    is_new = key not in scene.world.activations
-    known = scene.world.activations.get(key)
-    wanted = moves.opened(model.name, model.incarnation, body.scope, scene.now, known)
-    held = in_scope(scene.holds_of(model.name), body.scope)
-    decision = _reuse(scene, wanted, held, is_new) or _joined(scene, wanted, held, is_new)  # 4, 5
-    if decision is None:
-        demand = Demand(
-            model=model,
-            wanted_at=scene.now,
-            scope=body.scope,
-            activation=wanted,
-            fresh=True,
-        )
-        claimed = claims_before(scene, demand)
-        if claimed is None:  # 6
-            decision = _queued(scene, wanted, is_new)
-        else:  # 7
-            decision = serve(scene, demand, claimed).decision
-    if decision is None:
-        return None
-    decision = replace(
-        decision,
-        cause=command.id,
-        actor=stored.actor,
-        correlationid=command.correlationid,
-    )
-    checked = scene.checked(decision)
-    if checked is None:
-        scene.index.unserved.add(model.name)
-    return checked
-
-
-def _is_scope(scope: str) -> bool:
-    return scope == ANY or ("~" in scope and len(scope) <= LONGEST_SCOPE)
-
-
-def _still_refused(scene: Scene, before: Activation) -> bool:
-    """Whether the recorded refusal still is the answer.
-
-    Its time is ahead, and what it names holds: a backoff or quarantine that was lifted does not.
-    """
-    if before.retry_at is None or before.retry_at <= scene.now:
-        return False
-    if before.code in ("start_failed", "model_quarantined"):
-        return record.hold_back(scene.world.records.get(before.model), scene.now) is not None
-    return True
-
-
-def _reuse(
-    scene: Scene, wanted: Activation, held: Sequence[tuple[Planned, Hold]], is_new: bool
-) -> Decision | None:
-    for planned, hold in held:
-        replica = scene.world.replicas.get(planned.item.replica)
-        if hold != "stopping" or replica is None:
-            continue
-        if not upkeep.may_resume(scene, planned, replica):
-            continue
-        edit = PlanEdit(world=scene.world)
-        edit.resume(planned)
-        why = "demand came back"
-        change = following.rejoined(scene, wanted, planned, replica, why, is_new=is_new)
-        return Decision(
-            changes=(*edit.changes(why), change),
-            what=f"{wanted.model}: {replica.id} goes on, {why}",
-        )
-    return None
-
-
-def _joined(
-    scene: Scene, wanted: Activation, held: Sequence[tuple[Planned, Hold]], is_new: bool
-) -> Decision | None:
-    change = following.follow(scene, wanted, held, asked=True, is_new=is_new)
-    if change is None:
-        return None
-    return Decision(changes=(change,), what=f"{wanted.model}: {change.reason}")
-
-
-def _queued(scene: Scene, wanted: Activation, is_new: bool) -> Decision:
-    change = moves.move(
-        wanted,
-        ActivationWanted(by="gateway"),
-        scene.now,
-        "asked for",
-        is_new=is_new,
-    )
-    return Decision(changes=(change,), what=f"{wanted.model} is wanted")
 
 
 def _load(scene: Scene, actor: str, body: ModelLoad) -> Accepted | Rejected:
@@ -430,7 +305,7 @@ def _load(scene: Scene, actor: str, body: ModelLoad) -> Accepted | Rejected:
 
 
 def _unload(scene: Scene, body: ModelUnload) -> Accepted | Rejected:
-    """All replicas stop, the demand and any hold end."""
+    """All replicas stop, parked ones too, the demand and any hold end."""
     model = scene.world.models.get(body.model)
     if model is None:
         return catalog.not_found(scene.world.models, body.model)
@@ -452,8 +327,7 @@ def _unload(scene: Scene, body: ModelUnload) -> Accepted | Rejected:
     stopping = [
         p
         for p, hold in scene.holds_of(model.name)
-        if hold in ("ready", "pending", "away")
-        or (body.force and p.item.stop is not None and not p.item.stop.force and hold != "ended")
+        if hold in ("ready", "pending", "away", "parked") or _may_go_further(scene, p, hold, body)
     ]
     for planned in stopping:
         edit.stop(planned, stop)
@@ -467,6 +341,15 @@ def _unload(scene: Scene, body: ModelUnload) -> Accepted | Rejected:
     ids = ", ".join(p.item.replica for p in stopping)
     sentence = f"{model.name}: {ids} to stop" if ids else f"{model.name} is not loaded"
     return Accepted(changes=tuple(changes), sentence=sentence)
+
+
+def _may_go_further(scene: Scene, planned: Planned, hold: Hold, body: ModelUnload) -> bool:
+    """Whether a replica on its way out, even if only by its node's will, is to go faster, or may not park where it
+    could have."""
+    stop = planned.item.stop
+    if stop is None or hold == "ended":
+        return scene.is_leaving(planned)
+    return (body.force and not stop.force) or stop.park != "never"
 
 
 def _cordon(scene: Scene, actor: str, body: NodeCordon | NodeUncordon) -> Accepted | Rejected:

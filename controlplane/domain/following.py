@@ -1,6 +1,7 @@
 """Moves a model's activations after what its replicas, its entry and the beacons say of them.
 
-It moves demand alone: nothing is started, stopped or taken from a plan here.
+It moves demand alone: nothing is started, stopped or taken from a plan here. A demand that is bound to one card
+follows only what runs on that card.
 """
 
 from collections.abc import Sequence
@@ -8,19 +9,22 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from controlplane.domain import activation as moves
-from controlplane.domain import memory
+from controlplane.domain import memory, record
+from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Change, Decision
 from controlplane.domain.index import Planned
-from controlplane.domain.scene import Hold, Scene, in_scope, is_off
+from controlplane.domain.scene import ANY, Hold, Scene, in_scope, is_off
 from schemas.activation import (
     PENDING_PHASES,
     Activation,
+    ActivationDeleted,
     ActivationEvent,
     ActivationIdle,
     ActivationLoading,
     ActivationPlacing,
     ActivationReady,
     ActivationRefused,
+    ActivationWaiting,
     ActivationWanted,
 )
 from schemas.model import Model
@@ -86,7 +90,9 @@ def follow(
     if pending:
         best = min(pending, key=lambda p: _precedence(scene, p))
         return _follow_pending(scene, activation, best, asked, is_new)
-    if activation.phase in ("placing", "loading", "ready"):
+    # Nothing is there to follow: who begins to ask is placed, who waits for room waits on.
+    is_waiting_on_one = activation.phase == "waiting" and activation.replica is not None
+    if not asked and (activation.phase in ("placing", "loading", "ready") or is_waiting_on_one):
         return moves.move(
             activation,
             ActivationWanted(by="control"),
@@ -97,54 +103,77 @@ def follow(
 
 
 def is_leaving(scene: Scene, activation: Activation) -> bool:
-    """Whether the replica of a demand is being ended by its own node (an agent told to stop)."""
-    replica = scene.world.replicas.get(activation.replica or "")
-    return replica is not None and replica.phase == "draining"
+    """Whether the replica of a demand is on its way out or parked: who asks now must not wait for it."""
+    planned = scene.index.items.get(activation.replica or "")
+    return planned is not None and scene.hold(planned) in ("stopping", "parked")
 
 
 def _follow_pending(
     scene: Scene, activation: Activation, planned: Planned, asked: bool, is_new: bool
 ) -> Change | None:
+    """1. the engine starts, resumes or gets its files: loading; 2. its agent makes room for it: waiting;
+    3. it was not answered yet: placing."""
     replica = scene.world.replicas.get(planned.item.replica)
     is_starting = replica is not None and replica.phase in ("starting", "fetching")
-    phase = "loading" if is_starting else "placing"
-    expected_at = _expected_at(scene, activation, replica)
-    is_known = activation.phase == phase and activation.replica == planned.item.replica
-    if is_known and (expected_at is None or activation.expected_ready_at is not None):
-        return None
     if activation.phase == "refused" and not is_starting and not asked:
         return None
-    if activation.phase == "ready" and not asked and is_leaving(scene, activation):
-        # Its node ends it by itself. Who asks meanwhile says so; nobody else is to find it started again.
-        return None
-    event: ActivationEvent
-    if replica is None or not is_starting:
-        event = ActivationPlacing(replica=planned.item.replica)
+    is_same = activation.replica == planned.item.replica and not is_new
+    if replica is not None and is_starting:  # 1
+        expected_at = _expected_at(scene, activation, replica)
+        is_known = is_same and activation.phase == "loading"
+        if is_known and (expected_at is None or activation.expected_ready_at is not None):
+            return None
+        is_back = is_resuming(replica)
         return moves.move(
             activation,
-            event,
+            ActivationLoading(replica=replica.id),
             scene.now,
-            f"{planned.item.replica} is planned on {planned.node}",
+            f"{replica.id} is {'resuming' if is_back else replica.phase} on {planned.node}",
             is_new=is_new,
+            expected_ready_at=expected_at,
             **_where(planned),
         )
-    event = ActivationLoading(replica=replica.id)
+    if replica is not None and replica.phase == "waiting":  # 2
+        if is_same and (activation.phase, activation.waiting_for) == (
+            "waiting",
+            replica.waiting_for,
+        ):
+            return None
+        return moves.move(
+            activation,
+            ActivationWaiting(waiting_for=replica.waiting_for),
+            scene.now,
+            replica.reason or f"{planned.node} makes room for {replica.id}",
+            is_new=is_new,
+            waiting_for=replica.waiting_for,
+            kept=False,
+            **_where(planned),
+        )
+    if is_same and activation.phase == "placing":  # 3
+        return None
     return moves.move(
         activation,
-        event,
+        ActivationPlacing(replica=planned.item.replica),
         scene.now,
-        f"{replica.id} is {replica.phase} on {planned.node}",
+        f"{planned.item.replica} is planned on {planned.node}",
         is_new=is_new,
-        expected_ready_at=expected_at,
         **_where(planned),
     )
 
 
+def is_resuming(replica: Replica) -> bool:
+    """Whether a starting replica comes back from being parked: it answered before."""
+    return replica.phase == "starting" and replica.was_ready
+
+
 def _expected_at(scene: Scene, activation: Activation, replica: Replica | None) -> datetime | None:
-    """When a starting engine should be ready, by earlier loads; nobody knows how long a fetch takes."""
+    """When a starting engine should be ready, by earlier loads or resumes; nobody knows how long a fetch takes."""
     if replica is None or replica.phase != "starting":
         return None
     known = scene.world.records.get(activation.model)
+    if is_resuming(replica):
+        back_s = record.expected_resume_s(known, replica.profile, replica.card_kind)
+        return None if back_s is None else replica.since + timedelta(seconds=back_s)
     load_s = memory.expected_load_s(known, replica.profile, replica.card_kind)
     started_at = replica.started_at or scene.now
     return None if load_s is None else started_at + timedelta(seconds=load_s)
@@ -236,6 +265,38 @@ def switched_off(scene: Scene, model: Model | None, name: str) -> Decision | Non
         else:
             continue
         return Decision(changes=(change,), what=f"{name}: {change.reason}")
+    return None
+
+
+def is_nowhere(scene: Scene, activation: Activation) -> bool:
+    """Whether a refused demand is bound to a card that no node has."""
+    return activation.phase == "refused" and not is_somewhere(scene, activation.scope)
+
+
+def is_somewhere(scene: Scene, scope: str) -> bool:
+    """Whether a scope is `any`, or the card it names is in the inventory of its node."""
+    if scope == ANY:
+        return True
+    name, _, card = scope.partition("~")
+    node = scene.world.nodes.get(name)
+    return node is not None and any(info.id == card for info in node.cards)
+
+
+def forgotten(scene: Scene, name: str) -> Decision | None:
+    """6. A refusal for a card that no node has ends with its time: clients may name any card they like."""
+    for activation in scene.activations_of(name):
+        until = activation.retry_at
+        if until is not None and until <= scene.now and is_nowhere(scene, activation):
+            why = f"there is no card {activation.scope.replace('~', '/')}"
+            change = Change(
+                noun="activation",
+                key=(name, activation.scope),
+                event=ActivationDeleted(),
+                state=None,
+                reason=why,
+                ttl_s=TOMBSTONE_TTL_S,
+            )
+            return Decision(changes=(change,), what=f"{name}: {why}, its refusal is over")
     return None
 
 

@@ -1,18 +1,16 @@
 """Says how long a model has been idle, over all gateways and engines, and stops what idled too long.
 
-Silence is never idleness: whoever may still be using a replica counts as using it.
+A stop for lack of demand may end in parking: that is the agent's choice. Silence is never idleness: whoever may still be using a replica counts as using it.
 """
 
 from datetime import datetime, timedelta
 from typing import Final
 
-from controlplane.domain import activation as moves
-from controlplane.domain import holders
+from controlplane.domain import departures, holders
 from controlplane.domain.decision import AgentLive, Change, Decision, GatewayLive
 from controlplane.domain.index import Planned
 from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.scene import Scene, is_demanded
-from schemas.activation import Activation, ActivationIdle, ActivationReady
 from schemas.model import Model
 from schemas.plan import Stop
 
@@ -117,6 +115,9 @@ def not_before(scene: Scene, name: str) -> datetime | None:
 def stop_idle(scene: Scene, name: str) -> tuple[Decision | None, datetime | None]:
     """The stop of an idle model's replicas above `min`, or when to look again (None: not by time).
 
+    The clock is the model's, over all its cards: a demand bound to one card ends with it. Parked replicas are not
+    judged, and are none of those `min` asks for.
+
     Nothing is stopped while one is on its way, while a `load --for` holds it, or with timeout 0.
     """
     model = scene.world.models.get(name)
@@ -139,15 +140,11 @@ def stop_idle(scene: Scene, name: str) -> tuple[Decision | None, datetime | None
     if left_s > 0:
         return None, scene.after(left_s)
     stopping = holders.to_stop(scene, ready, surplus)
-    return _stop(scene, model, activations, ready, stopping), None
+    return _stop(scene, model, ready, stopping), None
 
 
 def _stop(
-    scene: Scene,
-    model: Model,
-    activations: list[Activation],
-    ready: list[Planned],
-    stopping: tuple[Planned, ...],
+    scene: Scene, model: Model, ready: list[Planned], stopping: tuple[Planned, ...]
 ) -> Decision:
     edit = PlanEdit(world=scene.world)
     stop = Stop(
@@ -156,30 +153,14 @@ def _stop(
         decided_at=scene.now,
         drain_timeout_s=scene.settings.drain_timeout_s,
         take_back=True,
+        park="may",
     )
     for planned in stopping:
         edit.stop(planned, stop)
     why = f"nobody asked for {model.scaling.idle_timeout_s:g} s"
-    changes: list[Change] = [*edit.changes(why)]
     gone = {p.item.replica for p in stopping}
-    left = sorted(p.item.replica for p in ready if p.item.replica not in gone)
-    for activation in activations:
-        if activation.phase != "ready" or not left:
-            event = ActivationIdle(cause="idle")
-            changes.append(
-                moves.move(activation, event, scene.now, why, replicas=1, hold_until=None)
-            )
-        else:
-            changes.append(
-                moves.move(
-                    activation,
-                    ActivationReady(replica=left[0]),
-                    scene.now,
-                    why,
-                    replica=left[0],
-                    replicas=min(activation.replicas, len(left)),
-                )
-            )
+    changes: list[Change] = [*edit.changes(why)]
+    changes.extend(departures.withdrawn_from(scene, model, ready, gone, "idle", why))
     ids = ", ".join(sorted(gone))
     return Decision(
         changes=tuple(changes),

@@ -64,9 +64,16 @@ class PlanEdit:
         )
 
     def _edited(self, node: str, item: PlanItem, stop: Stop | None) -> PlanItem:
-        replica = self.world.replicas.get(item.replica)
-        if stop is not None or replica is None or replica.phase != "parked":
+        if stop is not None:
             return replace(item, stop=stop)
+        replica = self.world.replicas.get(item.replica)
+        cleared = item.stop.decision if item.stop is not None else item.cleared
+        if replica is not None and replica.phase == "draining":
+            # The agent may be carrying out an older stop than the last one written.
+            cleared = replica.stop_decision or cleared
+        if replica is None or replica.phase != "parked":
+            return replace(item, stop=None, cleared=cleared)
         cards = {name: self.world.cards.get((node, name)) for name in item.cards}
         revs = {name: card.rev for name, card in cards.items() if card is not None}
-        return replace(item, stop=None, card_revs=revs)
+        parked = self.world.head("replica", node, item.replica).id
+        return replace(item, stop=None, cleared=cleared, card_revs=revs, resumed=parked)

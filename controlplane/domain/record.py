@@ -31,6 +31,9 @@ from schemas.settings import ControlplaneSettings
 CRASH_WINDOW_S: Final = 600.0
 """Ends of ready replicas closer together than this count as one row."""
 
+COSTS_NOTHING: Final = frozenset({"parked_lost", "resume_failed"})
+"""Codes of parked copies that were lost or did not come back: the next start is a cold one, at once."""
+
 NOT_THE_MODELS: Final = frozenset({"fetch_failed", "disk_full"})
 """Codes of starts that say nothing against the model: its files could not be brought to the node."""
 
@@ -53,7 +56,11 @@ def backoff_s(failed_in_a_row: int, settings: ControlplaneSettings) -> float:
 
 
 def is_unmeasured(record: Record | None, replica: Replica) -> bool:
-    """Whether a ready replica's load or memory is not in the record yet."""
+    """Whether what a ready replica's load or resume took, or its memory, is not in the record yet; or what the
+    park of a parked one took."""
+    timed = _timed(replica)
+    if timed is not None and (record is None or timed not in record.timed):
+        return True
     if replica.phase != "ready":
         return False
     if record is None or replica.id not in record.counted:
@@ -63,24 +70,51 @@ def is_unmeasured(record: Record | None, replica: Replica) -> bool:
     return used is not None and (known is None or used > known.memory_bytes)
 
 
+def _timed(replica: Replica) -> str | None:
+    """Names the one park or resume a replica tells of now, None when it tells of none.
+
+    A state is told again by a new agent and after every measurement; the figure itself tells them apart.
+    """
+    if replica.phase == "parked" and replica.park_s is not None:
+        return f"{replica.id} park {replica.park_s!r}"
+    if replica.phase == "ready" and replica.resume_s is not None:
+        return f"{replica.id} resume {replica.resume_s!r}"
+    return None
+
+
+def expected_resume_s(record: Record | None, profile: str, card_kind: str) -> float | None:
+    """The median of the last resumes, in seconds; None when none was measured."""
+    known = memory.measured(record, profile, card_kind)
+    if known is None or not known.resume_s:
+        return None
+    times = sorted(known.resume_s)
+    return times[len(times) // 2]
+
+
 def fold_ready(
     record: Record | None, replica: Replica, planned: Collection[str], now: datetime
 ) -> Change:
-    """`record.measured`: load time and memory, and the end of the row of failed starts.
+    """`record.measured`: load or resume time and memory, and the end of the row of failed starts; of a parked
+    replica only what its park took.
 
     A crash within its window stays: a replica that comes up and dies again and again is not cured by
     coming up. `planned` are replicas still in a plan; their ids stay counted however many there are.
     """
     before = record or Record(model=replica.model, incarnation=replica.incarnation)
     known = memory.measured(before, replica.profile, replica.card_kind)
-    is_first = replica.id not in before.counted
-    used = replica.measured_memory_bytes or (known.memory_bytes if known is not None else 0)
-    loads = known.load_s if known is not None else ()
+    entry = known or Measured(profile=replica.profile, card_kind=replica.card_kind, memory_bytes=0)
+    timed = _timed(replica)
+    is_new_time = timed is not None and timed not in before.timed
+    is_parked = replica.phase == "parked"
+    is_first = not is_parked and replica.id not in before.counted
+    if is_new_time and is_parked and replica.park_s is not None:
+        entry = replace(entry, park_s=(*entry.park_s, replica.park_s)[-LOADS_KEPT:])
+    elif is_new_time and replica.resume_s is not None:
+        entry = replace(entry, resume_s=(*entry.resume_s, replica.resume_s)[-LOADS_KEPT:])
+    if not is_parked and replica.measured_memory_bytes:
+        entry = replace(entry, memory_bytes=replica.measured_memory_bytes)
     if is_first and replica.load_s is not None:
-        loads = (*loads, replica.load_s)[-LOADS_KEPT:]
-    entry = Measured(
-        profile=replica.profile, card_kind=replica.card_kind, memory_bytes=used, load_s=loads
-    )
+        entry = replace(entry, load_s=(*entry.load_s, replica.load_s)[-LOADS_KEPT:])
     others = tuple(
         m for m in before.measured if (m.profile, m.card_kind) != (entry.profile, entry.card_kind)
     )
@@ -94,17 +128,35 @@ def fold_ready(
     return Change(
         noun="record",
         key=(replica.model,),
-        event=RecordMeasured(replica=replica.id, memory_bytes=used, load_s=replica.load_s or 0.0),
+        event=RecordMeasured(
+            replica=replica.id,
+            memory_bytes=entry.memory_bytes,
+            load_s=replica.load_s or 0.0,
+            park_s=replica.park_s if is_parked else None,
+            resume_s=None if is_parked else replica.resume_s,
+        ),
         state=replace(
             before,
             measured=(*others, entry),
             failures=failures,
             quarantined=None if is_first else before.quarantined,
-            unplaceable=None,
-            counted=_counted(before.counted, replica.id, planned),
+            unplaceable=before.unplaceable if is_parked else None,
+            counted=before.counted if is_parked else _counted(before.counted, replica.id, planned),
+            timed=_times_kept(before.timed, timed, planned),
         ),
-        reason=f"{replica.id} is ready",
+        reason=f"{replica.id} is {replica.phase}",
     )
+
+
+def _times_kept(
+    before: tuple[str, ...], timed: str | None, planned: Collection[str]
+) -> tuple[str, ...]:
+    """The last park and the last resume of each replica still planned: no others can be told again."""
+    if timed is None or timed in before:
+        return before
+    same = timed.rpartition(" ")[0]
+    kept = (t for t in before if t.split(" ", 1)[0] in planned and t.rpartition(" ")[0] != same)
+    return (*kept, timed)
 
 
 def fold_failed(

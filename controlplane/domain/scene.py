@@ -28,7 +28,8 @@ Hold = Literal["pending", "ready", "stopping", "parked", "ended", "away"]
 """How an item counts: on its way, answering, on its way out, parked, over, or on a node nobody hears.
 
 A parked one does not count as running. One that is being resumed is on its way again; one whose resume
-was refused is parked, with or without its stop.
+was refused is parked, with or without its stop. One that its own node ends or parks is on its way out, or
+parked, although no stop of the plan says so.
 """
 
 
@@ -86,16 +87,35 @@ class Scene:
             return "ended"
         if phase == "parked" and self._stays_parked(planned):
             return "parked"
-        if planned.item.stop is not None or phase == "stop_failed":
+        if planned.item.stop is not None or phase == "stop_failed" or self.is_leaving(planned):
             return "stopping"
         if self.is_away(planned.node):
             return "away"
         return "ready" if phase == "ready" else "pending"
 
     def _stays_parked(self, planned: Planned) -> bool:
-        """Whether a parked replica is to stay so: its stop allows it, or its last resume was refused."""
+        """Whether a parked replica is to stay so: its stop allows it, its last resume was refused, or nobody
+        but its own node parked it."""
         stop = planned.item.stop
-        return stop.park != "never" if stop is not None else self.is_resume_refused(planned)
+        if stop is not None:
+            return stop.park != "never"
+        return self.is_resume_refused(planned) or not self._is_resuming(planned)
+
+    def is_leaving(self, planned: Planned) -> bool:
+        """Whether its own node ends it: it drains, and not under a stop that was just cleared."""
+        replica = self.world.replicas.get(planned.item.replica)
+        if replica is None or replica.phase != "draining" or planned.item.stop is not None:
+            return False
+        return replica.stop_decision != planned.item.cleared
+
+    def _is_resuming(self, planned: Planned) -> bool:
+        """Whether a parked replica without a stop is to come back: the clearing of its stop answered that it was
+        parked, or crossed with it."""
+        replica = self.world.replicas.get(planned.item.replica)
+        if replica is not None and replica.stop_decision == planned.item.cleared:
+            return True
+        head = self.world.head("replica", planned.node, planned.item.replica)
+        return head.id == planned.item.resumed
 
     def is_resume_refused(self, planned: Planned) -> bool:
         """Whether a parked replica without a stop was refused since it was to be resumed.

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.domain import activation as moves
-from controlplane.domain import following, placement, record, stops
-from controlplane.domain.decision import Decision
+from controlplane.domain import departures, following, parked, placement, record, stops
+from controlplane.domain.decision import Change, Decision
 from controlplane.domain.index import Planned
 from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.scene import (
@@ -22,13 +22,7 @@ from controlplane.domain.scene import (
     is_off,
     target_of,
 )
-from schemas.activation import (
-    Activation,
-    ActivationEvent,
-    ActivationIdle,
-    ActivationRefused,
-    ActivationWanted,
-)
+from schemas.activation import ActivationRefused
 from schemas.model import Model
 from schemas.record import Record
 from schemas.replica import Replica
@@ -43,9 +37,9 @@ def look_after(scene: Scene, name: str) -> Decision | None:
     """The first of these that applies to the model:
 
     1. an item whose replica ended leaves the plan, its end goes into the record, demand goes on or is
-       answered;
+       answered; what its own node parks or lets go has its demand placed elsewhere (parked.py);
     2. a stop its agent took back is cleared; 3. so is one that new demand makes needless;
-    4. load time and memory of a ready replica are recorded;
+    4. load time and memory of a ready replica, and what parks and resumes took, are recorded;
     5. failures of an older entry, and a quarantine that ran out, are lifted;
     6. the activation follows its replica;
     7. replicas of a removed, switched off or changed entry, and those above `max`, stop;
@@ -60,12 +54,14 @@ def look_after(scene: Scene, name: str) -> Decision | None:
             if decision is not None:
                 return decision
     for found in (
+        parked.parted(scene, model, held),  # 1
         _taken_back(scene, model, held),  # 2
         _demanded_again(scene, model, held),  # 3
         _measured(scene, model, known, held),  # 4
         _lifted(scene, model, known),  # 5
         following.followed(scene, model, held),  # 6
         following.switched_off(scene, model, name),  # 6: nobody waits for a model that is off
+        following.forgotten(scene, name),  # 6: nor for a card there never was
         stops.stopped(scene, model, name, held),  # 7
         following.answered(scene, model),  # 8
     ):
@@ -83,6 +79,11 @@ def due_at(scene: Scene, name: str) -> datetime | None:
         if known.quarantined is not None:
             times.append(known.quarantined.until)
         times.extend(f.next_allowed_at for f in known.failures)
+    times.extend(
+        activation.retry_at
+        for activation in scene.activations_of(name)
+        if activation.retry_at is not None and following.is_nowhere(scene, activation)
+    )
     times.extend(
         activation.since + timedelta(seconds=following.UNUSED_COUNTS_AS_ANSWERED_S)
         for activation in scene.activations_of(name)
@@ -103,7 +104,8 @@ def _ended(scene: Scene, model: Model | None, planned: Planned, held: Held) -> D
 
     a. another replica of the scope is there: nothing, the activation follows it;
     b. a failed start, or a crash that must wait: refused, with the engine's last line;
-    c. a first crash, a refusal of the agent, a replica that ended while somebody waited: wanted again;
+    c. a first crash, a parked copy that was lost or did not come back, a refusal of the agent, a replica that
+       ended while somebody waited: wanted again;
     d. a ready replica that was stopped by somebody at the node: idle, who needs it asks again.
     """
     id_ = planned.item.replica
@@ -114,7 +116,12 @@ def _ended(scene: Scene, model: Model | None, planned: Planned, held: Held) -> D
     last_line = "" if replica.phase == "stopped" else replica.last_line
     why = last_line or replica.reason or replica.code or replica.phase
     changes = list(edit.changes(f"{id_} ended: {replica.phase}"))
-    failed = replica.phase == "failed" and planned.item.stop is None and is_current(planned, model)
+    failed = (
+        replica.phase == "failed"
+        and planned.item.stop is None
+        and replica.code not in record.COSTS_NOTHING
+        and is_current(planned, model)
+    )
     refusal: record.Refusal | None = None
     if failed and model is not None:
         folded = record.fold_failed(
@@ -128,39 +135,14 @@ def _ended(scene: Scene, model: Model | None, planned: Planned, held: Held) -> D
         changes.append(folded)
         assert isinstance(folded.state, Record)
         refusal = record.hold_back(folded.state, scene.now)
-    for activation in scene.activations_of(model.name) if model is not None else ():
-        if model is None or not is_demanded(activation, model):
-            continue
-        if not is_in_scope(planned, activation.scope):
-            continue
-        if _others(planned, held, activation.scope):  # a
-            continue
-        if refusal is not None:  # b
-            event: ActivationEvent = ActivationRefused(code=refusal.code)
-            changes.append(
-                moves.move(
-                    activation,
-                    event,
-                    scene.now,
-                    refusal.reason,
-                    code=refusal.code,
-                    retry_at=refusal.retry_at,
-                    replicas=1,
-                )
-            )
-        elif (
-            replica.phase == "stopped"
-            and planned.item.stop is None
-            and activation.phase == "ready"
-            and not _is_held(scene, activation)
-        ):  # d
-            event = ActivationIdle(cause="stopped")
-            changes.append(
-                moves.move(activation, event, scene.now, f"{id_} was stopped: {why}", replicas=1)
-            )
-        elif activation.phase != "wanted":  # c
-            event = ActivationWanted(by=id_)
-            changes.append(moves.move(activation, event, scene.now, f"{id_}: {why}"))
+    if model is not None and refusal is not None:
+        changes.extend(_refused(scene, model, planned, held, refusal))  # b
+    else:
+        by_node = replica.phase == "stopped" and planned.item.stop is None
+        said = f"{id_} was stopped: {why}" if by_node else f"{id_}: {why}"
+        changes.extend(
+            departures.deserted(scene, model, planned, held, said, by_node=by_node)  # c, d
+        )
     return Decision(
         changes=tuple(changes),
         what=f"{planned.item.launch.model}: {id_} {replica.phase} ({why}), out of the plan",
@@ -168,17 +150,24 @@ def _ended(scene: Scene, model: Model | None, planned: Planned, held: Held) -> D
     )
 
 
-def _others(planned: Planned, held: Held, scope: str) -> bool:
-    return any(
-        other.item.replica != planned.item.replica
-        and hold in ("ready", "pending")
-        and is_in_scope(other, scope)
-        for other, hold in held
-    )
-
-
-def _is_held(scene: Scene, activation: Activation) -> bool:
-    return activation.hold_until is not None and activation.hold_until > scene.now
+def _refused(
+    scene: Scene, model: Model, planned: Planned, held: Held, refusal: record.Refusal
+) -> list[Change]:
+    return [
+        moves.move(
+            activation,
+            ActivationRefused(code=refusal.code),
+            scene.now,
+            refusal.reason,
+            code=refusal.code,
+            retry_at=refusal.retry_at,
+            replicas=1,
+        )
+        for activation in scene.activations_of(model.name)
+        if is_demanded(activation, model)
+        and is_in_scope(planned, activation.scope)
+        and not departures.has_others(planned, held, activation.scope)
+    ]
 
 
 def _taken_back(scene: Scene, model: Model | None, held: Held) -> Decision | None:
@@ -243,12 +232,12 @@ def _resume(
 def _measured(
     scene: Scene, model: Model | None, known: Record | None, held: Held
 ) -> Decision | None:
-    """4. What a load took and used, once per replica and again when it grew."""
+    """4. What a load took and used, once per replica and again when it grew; what each park and resume took."""
     if model is None:
         return None
     for planned, hold in held:
         replica = scene.world.replicas.get(planned.item.replica)
-        if hold != "ready" or replica is None or not is_current(planned, model):
+        if hold not in ("ready", "parked") or replica is None or not is_current(planned, model):
             continue
         if not record.is_unmeasured(known, replica):
             continue
@@ -258,11 +247,17 @@ def _measured(
         changes.extend(followed.changes if followed is not None else ())
         return Decision(
             changes=tuple(changes),
-            what=f"{model.name}: {replica.id} is ready"
-            + (f" after {replica.load_s:.1f} s" if replica.load_s is not None else ""),
+            what=f"{model.name}: {replica.id} is {replica.phase}{_took(replica)}",
             cause=scene.world.head("replica", planned.node, replica.id).id,
         )
     return None
+
+
+def _took(replica: Replica) -> str:
+    took_s = replica.resume_s if replica.resume_s is not None else replica.load_s
+    if replica.phase == "parked":
+        took_s = replica.park_s
+    return f" after {took_s:.1f} s" if took_s is not None else ""
 
 
 def _lifted(scene: Scene, model: Model | None, known: Record | None) -> Decision | None:

@@ -96,7 +96,8 @@ def test_req_x2_what_a_leaving_node_ends_is_not_started_again_unasked() -> None:
     draining = replace(y.world.replicas[id_], phase="draining", stop_decision="leave-n1-1")
     y._tell(draining, ReplicaDraining(decision="leave-n1-1"))
     y.settle()
-    assert y.phase("a") == "ready", "a step between draining and stopped asks for nothing"
+    assert y.phase("a") == "idle", "a step between draining and stopped asks for nothing"
+    assert len(y.items("a")) == 1
     y._stop(draining)
     y.settle()
     assert y.phase("a") == "idle"
