@@ -168,19 +168,22 @@ class LaunchHandle:
         """What every process of this launch carries in its environment."""
         return processes.Mark(self.replica, str(self.folder))
 
-    def members(self) -> tuple[processes.Process, ...]:
-        """The live processes of this launch, the launcher's excluded. Reads all of /proc: blocks."""
-        mark = self.mark
+    def place(self) -> processes.Where:
+        """Where the processes of this launch are found now."""
         running = self.running
         if running is None:
-            return processes.members(mark, launcher=0, group=0, since=0, launcher_alive=False)
-        return processes.members(
-            mark,
+            return processes.where(self.mark, launcher=0, group=0, since=0, launcher_alive=False)
+        return processes.where(
+            self.mark,
             launcher=running.launcher_pid,
             group=running.pgid,
             since=running.start_time,
             launcher_alive=self.alive(),
         )
+
+    def members(self) -> tuple[processes.Process, ...]:
+        """The live processes of this launch, the launcher's excluded. Reads all of /proc: blocks."""
+        return processes.members_at(self.place())
 
     def left(self) -> tuple[processes.Process, ...]:
         """As `members`, but nobody only when two looks found nobody: a process that forks and ends

@@ -13,12 +13,13 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from nodeagent import enginelog, launches, listeners, processes
+from nodeagent import census, enginelog, launches, listeners, processes
+from nodeagent.census import Census
 from nodeagent.drivers.driver import EngineStart
 from nodeagent.keeper import EXIT, READY, RUNNING, STOP, boot_id
 from nodeagent.launches import (
@@ -34,6 +35,7 @@ from nodeagent.launches import (
 )
 from nodeagent.launchhandle import LaunchHandle
 from nodeagent.spare import Spare
+from schemas.card import ProcessRef
 
 __all__ = [
     "EndCode",
@@ -237,6 +239,35 @@ class Launcher:
         """Proportional set size of all live processes of this launch; 0 when none is left."""
         launch = self._handle(replica)
         return await asyncio.to_thread(lambda: processes.memory_bytes(launch.members()))
+
+    async def census(self, leases: Mapping[str, ProcessRef | None]) -> Census:
+        """One look at all processes: the pids of every launch that may have some, and of these named leases.
+
+        A launch's first process is among them whether it lives or not: what a driver lists under that
+        number is the launch's until somebody else got it.
+        """
+        handles = {
+            replica: launch
+            for replica, launch in self._launches.items()
+            if launch.ended is None or launch.ended.survivors or launch.stopping
+        }
+        first = {
+            replica: frozenset((launch.running.pid,))
+            for replica, launch in handles.items()
+            if launch.running is not None
+        }
+
+        def look() -> Census:
+            places = {replica: launch.place() for replica, launch in handles.items()}
+            seen = census.take(places, leases)
+            launches = {
+                replica: pids
+                | frozenset(pid for pid in first.get(replica, ()) if pid not in seen.processes)
+                for replica, pids in seen.launches.items()
+            }
+            return seen._replace(launches=launches)
+
+        return await asyncio.to_thread(look)
 
     async def is_anothers(self, replica: str, port: int) -> bool:
         """Whether who listens on `port` is known to be another launch's process."""

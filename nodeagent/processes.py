@@ -65,19 +65,32 @@ class Mark(NamedTuple):
     folder: str
 
 
+class Marks(NamedTuple):
+    """What the environment of a process says: its launch, and the value of one more variable."""
+
+    mark: Mark | None
+    other: str
+
+
 def mark_of(pid: int) -> Mark | None:
     """The mark in the environment of `pid`; None when it has none or may not be read."""
+    return marks_of(pid, "").mark
+
+
+def marks_of(pid: int, other: str) -> Marks:
+    """The launch's mark and the variable `other` in the environment of `pid`, read in one go."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
     except OSError:
-        return None
+        return Marks(None, "")
     found: dict[bytes, str] = {}
     for entry in environ.split(b"\0"):
         name, _, value = entry.partition(b"=")
         found.setdefault(name, os.fsdecode(value))
     launch = found.get(LAUNCH_ID.encode())
-    return None if launch is None else Mark(launch, found.get(LAUNCH_DIR.encode(), ""))
+    mark = None if launch is None else Mark(launch, found.get(LAUNCH_DIR.encode(), ""))
+    return Marks(mark, found.get(other.encode(), "") if other else "")
 
 
 def is_same(pid: int, start_time: int) -> bool:
@@ -86,12 +99,31 @@ def is_same(pid: int, start_time: int) -> bool:
     return found is not None and found.alive and found.start_time == start_time
 
 
-def members(
-    mark: Mark, *, launcher: int, group: int, since: int, launcher_alive: bool
-) -> tuple[Process, ...]:
-    """The live processes of a launch, the launcher itself excluded, by pid.
+class Where(NamedTuple):
+    """Where the processes of one launch are found; see `belongs`."""
 
-    A process belongs to it when
+    mark: Mark
+    launcher: int
+    launcher_alive: bool
+    group: int
+    since: int
+
+
+def where(mark: Mark, *, launcher: int, group: int, since: int, launcher_alive: bool) -> Where:
+    """The place of a launch as things are now; `group` 0 when that number is nobody's of the launch.
+
+    The group's number may be taken by a stranger once everyone of the group has gone; its leader
+    then began later than the engine, and the group is not ours.
+    """
+    leader = look(group)
+    # Group 0 is that of the kernel's own threads and of processes from outside this namespace.
+    ours = group > 0 and (leader is None or leader.start_time == since)
+    return Where(mark, launcher, launcher_alive, group if ours else 0, since)
+
+
+def belongs(process: Process, carried: Mark | None, place: Where) -> bool:
+    """Whether a live process, which carries this mark, is of the launch at `place`: it is when
+
     1. it is in the launcher's session and the launcher lives: its number cannot be taken by others;
     2. it is in the engine's group, began no earlier than the engine (`since`, clock ticks) and does
        not carry another launch's mark: an engine that rewrites its title loses its environment, so
@@ -99,29 +131,37 @@ def members(
     3. it carries the launch's mark, whatever session and group it moved to;
     4. it is a launcher that holds the launch's lock, while it is not known who that is (`launcher` 0):
        one that waited for a launch was started without a mark.
-    The group's number may be taken by a stranger once everyone of the group has gone; its leader
-    then began later than the engine, and the group is not ours.
+    The launcher itself is none of them, nor is who began before the engine.
     """
-    leader = look(group)
-    # Group 0 is that of the kernel's own threads and of processes from outside this namespace.
-    ours = group > 0 and (leader is None or leader.start_time == since)
+    if process.pid == place.launcher or process.start_time < place.since:
+        return False
+    if place.launcher_alive and process.session == place.launcher:  # 1
+        return True
+    if place.launcher == 0 and _holds(process.pid, place.mark.folder):  # 4
+        return True
+    in_group = place.group > 0 and process.group == place.group
+    return carried == place.mark or (carried is None and in_group)  # 3, 2
+
+
+def members(
+    mark: Mark, *, launcher: int, group: int, since: int, launcher_alive: bool
+) -> tuple[Process, ...]:
+    """The live processes of a launch, the launcher itself excluded, by pid."""
+    return members_at(
+        where(mark, launcher=launcher, group=group, since=since, launcher_alive=launcher_alive)
+    )
+
+
+def members_at(place: Where) -> tuple[Process, ...]:
+    """As `members`, for a place known already."""
     found: list[Process] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         process = look(int(name))
-        if process is None or not process.alive or process.pid in (launcher, os.getpid()):
+        if process is None or not process.alive or process.pid == os.getpid():
             continue
-        if process.start_time < since:
-            continue
-        if launcher_alive and process.session == launcher:
-            found.append(process)
-            continue
-        if launcher == 0 and _holds(process.pid, mark.folder):
-            found.append(process)
-            continue
-        carried = mark_of(process.pid)
-        if carried == mark or (carried is None and ours and process.group == group):
+        if belongs(process, mark_of(process.pid), place):
             found.append(process)
     return tuple(sorted(found))
 
@@ -174,10 +214,11 @@ def memory_bytes(processes: Iterable[Process]) -> int:
     PSS divides what processes share among them, so a model file mapped by two is counted once.
     A process that ends while being read counts as 0.
     """
-    return sum(_memory_bytes(process.pid) for process in processes)
+    return sum(proportional_bytes(process.pid) for process in processes)
 
 
-def _memory_bytes(pid: int) -> int:
+def proportional_bytes(pid: int) -> int:
+    """The proportional set size of one process; 0 for one that is gone. It walks all its pages."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             for line in file:
@@ -187,11 +228,12 @@ def _memory_bytes(pid: int) -> int:
     except ProcessLookupError:
         return 0
     except OSError:
-        return _resident_bytes(pid)
+        # Its PSS may not be read.
+        return resident_bytes(pid)
 
 
-def _resident_bytes(pid: int) -> int:
-    """For a process whose PSS may not be read: what it has resident, shared pages in full."""
+def resident_bytes(pid: int) -> int:
+    """What a process has resident, shared pages in full; 0 for one that is gone. It costs nothing."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

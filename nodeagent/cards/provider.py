@@ -13,27 +13,41 @@ from schemas.node import CardInfo
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A process the driver shows on a card."""
+    """A process the driver shows on a card. `here`: this machine's /proc shows it too; a process of
+    another container may be seen by the driver alone."""
 
     pid: int
     name: str
     memory_bytes: int
+    here: bool = True
 
 
 class Reading(Struct, frozen=True, kw_only=True):
     """What one card shows at one moment. `of` is the use by holder (replica or lease id), as far as it can
     be told apart; `strangers` are processes that belong to no holder; `other_bytes` is all use that
-    belongs to none (strangers, a display, the driver)."""
+    belongs to none (strangers, a display, the driver). `unexplained_bytes` is the part of `other_bytes`
+    for which no process is shown."""
 
     card: str
     used_bytes: int
     of: Mapping[str, int] = {}
     other_bytes: int = 0
     strangers: tuple[Seen, ...] = ()
+    unexplained_bytes: int = 0
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """What a holder still has on a card: `memory_bytes`, 0 when nothing is left, and in words what it is.
+
+    A card that cannot be read has something left: nothing is known to be back.
+    """
+
+    memory_bytes: int
+    told: str = ""
 
 
 class Provider(Protocol):
-    """One source of cards. Methods block (up to a second): call them in a thread."""
+    """One source of cards. Methods block (up to a second): call them in a thread, one at a time."""
 
     name: ProviderName
 
@@ -42,7 +56,12 @@ class Provider(Protocol):
         ...
 
     def read(self, holders: Mapping[str, frozenset[int]]) -> dict[str, Reading]:
-        """A reading of each of its cards. `holders` are the live pids of every holder of this node."""
+        """A reading of each of its cards that can be read. `holders` are the pids of every holder of this
+        node: the live ones, and those of a holder that ended until its memory is back."""
+        ...
+
+    def let_go(self, cards: frozenset[str]) -> None:
+        """From now on these cards are not read and nothing of them is kept open: they are a VM's."""
         ...
 
     def environment(self, cards: tuple[str, ...]) -> dict[str, str]:
@@ -56,12 +75,20 @@ class Meter(Protocol):
     """Reads all cards of the node (nodeagent/cards/meter.py)."""
 
     async def look(self) -> tuple[Reading, ...]:
-        """One reading of every card."""
+        """One reading of every card that can be read."""
+        ...
+
+    def look_soon(self) -> None:
+        """Something was given back or begun: the next look is taken at once instead of at its time."""
         ...
 
     async def held_by(self, holder: str, card: str) -> int:
         """Bytes `holder` has on `card` now; 0 when nothing is left. What a parked engine keeps in RAM
         counts on `cpu` and not on a card without a meter of its own."""
+        ...
+
+    async def left(self, holder: str, card: str) -> Left:
+        """As `held_by`, and what it is in words, for who has to say why a lease is not free."""
         ...
 
     def environment(self, cards: tuple[str, ...]) -> dict[str, str]:
