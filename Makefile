@@ -1,13 +1,12 @@
 # Everything a person or a machine runs here goes through these targets; `make` lists them.
-# It holds no logic: .ci/setup.py sets up, pyproject.toml configures the tools.
+# It holds no logic: .ci/setup.py sets up, .ci/tests.py runs the tiers, pyproject.toml configures the tools.
 
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
-PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast check lint docs bench
+.PHONY: help setup demo up test test-fast test-gpu check lint docs bench
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -24,10 +23,13 @@ up: setup ## start a yard for real use; Ctrl-C stops it
 	@$(BIN)/yardctl up
 
 test: setup ## every test, every tier
-	@$(PYTEST)
+	@$(BIN)/python .ci/tests.py
 
 test-fast: setup ## the tests that start no yard
-	@$(PYTEST) --ignore tests/integration --ignore tests/system
+	@$(BIN)/python .ci/tests.py fast
+
+test-gpu: setup ## the tests of a real NVIDIA card; fails on a machine without one
+	@YARD_TEST_GPU=1 $(PYTEST) tests/gpu
 
 check: setup ## imports, style, types, generated docs
 	@$(BIN)/lint-imports --no-cache
