@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-fast test-gpu check lint docs bench

@@ -30,7 +30,7 @@ RUN = uuid.uuid4().hex
 
 settings.register_profile("dev", deadline=None, print_blob=True, max_examples=50)
 settings.register_profile(
-    "ci", deadline=None, print_blob=True, max_examples=200, derandomize=True, database=None
+    "ci", deadline=None, print_blob=True, max_examples=100, derandomize=True, database=None
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
