@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import rich_click as click
 
-from controlplane.ctl import acts, reads, serve_cli, tail
+from controlplane.ctl import acts, cards_cli, reads, serve_cli, tail
 from controlplane.ctl.connect import Place, find_place, open_api, open_log, open_wire
 from controlplane.ctl.failures import (
     EXIT_DONE,
@@ -38,6 +38,7 @@ click.rich_click.COMMAND_GROUPS = {
         {"name": "The catalog", "commands": ["model", "apply"]},
         {"name": "From a registry", "commands": ["job", "mirror", "registry"]},
         {"name": "What runs", "commands": ["replica", "node", "command"]},
+        {"name": "Cards", "commands": ["card", "lease", "run", "claim", "vm", "place"]},
     ]
 }
 
@@ -376,7 +377,7 @@ def model_unload(
 
 @cli.group()
 def replica() -> None:
-    """List and show replicas and their logs."""
+    """List, show, park and resume replicas, and read their logs."""
 
 
 @replica.command("list")
@@ -488,6 +489,18 @@ def command_wait(context: click.Context, id: str, timeout: float, output: str) -
 
 serve_cli.register(
     cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of, run=run, reading=reading
+)
+cards_cli.register(
+    cli,
+    replica,
+    output=OUTPUT,
+    timeout=TIMEOUT,
+    wait=WAIT,
+    wait_timeout=WAIT_TIMEOUT,
+    duration=DURATION,
+    place_of=place_of,
+    run=run,
+    reading=reading,
 )
 
 
