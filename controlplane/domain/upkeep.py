@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.domain import activation as moves
-from controlplane.domain import departures, following, parked, placement, record, stops
+from controlplane.domain import departures, following, parting, placement, record, stops
 from controlplane.domain.decision import Change, Decision
 from controlplane.domain.index import Planned
 from controlplane.domain.planedit import PlanEdit
@@ -37,7 +37,7 @@ def look_after(scene: Scene, name: str) -> Decision | None:
     """The first of these that applies to the model:
 
     1. an item whose replica ended leaves the plan, its end goes into the record, demand goes on or is
-       answered; what its own node parks or lets go has its demand placed elsewhere (parked.py);
+       answered; what its own node parks or lets go has its demand placed elsewhere (parting.py);
     2. a stop its agent took back is cleared; 3. so is one that new demand makes needless;
     4. load time and memory of a ready replica, and what parks and resumes took, are recorded;
     5. failures of an older entry, and a quarantine that ran out, are lifted;
@@ -54,7 +54,7 @@ def look_after(scene: Scene, name: str) -> Decision | None:
             if decision is not None:
                 return decision
     for found in (
-        parked.parted(scene, model, held),  # 1
+        parting.parted(scene, model, held),  # 1
         _taken_back(scene, model, held),  # 2
         _demanded_again(scene, model, held),  # 3
         _measured(scene, model, known, held),  # 4
