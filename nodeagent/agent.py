@@ -162,14 +162,17 @@ class Agent:
         journal's, because a node whose NATS is away goes on with what it was told last."""
         remembers = self._a.books.known is not None
         await self._inheritance.from_journal()
+        # Leases and claims need no log: a game never waits for a network. Only whoever has no memory does.
+        self._a.fleet.settling = remembers and not self._leaving
         self._inherited.set()
+        self._a.fleet.act()
         try:
             # Without a journal only the log tells which ids were used, so nothing begins before it did.
             async with asyncio.timeout(self._a.plan_grace_s if remembers else None):
                 await self._met.wait()
         except TimeoutError:
             LOG.warning("no word from the log yet: going on with the journal's plan")
-        self._a.fleet.acting = not self._leaving
+        self._a.fleet.acting = self._a.fleet.settling = not self._leaving
         self._a.fleet.act()
 
     # Registering.
@@ -358,7 +361,7 @@ class Agent:
         """Stops acting, ends the engines if asked, and says goodbye if anybody hears it."""
         # For good: a start that is still under way goes on beside this.
         self._leaving = True
-        self._a.fleet.acting = False
+        self._a.fleet.acting = self._a.fleet.settling = False
         if stop_engines:
             stop = Stop(
                 decision=f"leave-{self._id}-{self._a.reporter.epoch}",

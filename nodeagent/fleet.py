@@ -1,20 +1,22 @@
-"""Carries out the actions of a plan: one synchronous step per change, one supervisor per started replica.
+"""Settles the cards and carries out the plan: one synchronous step per change, one supervisor per started replica.
 
-Deciding and reserving happen without an await between them, so two plans read in a row cannot both be
-granted the last gigabyte. It waits for nothing itself and decides nothing that `domain/` decides.
+Deciding and reserving happen without an await between them, so two plans (or a plan and a person) cannot both
+be granted the last gigabyte. It waits for nothing itself and decides nothing that `domain/` decides.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from nodeagent.books import Books
-from nodeagent.domain import assignments
-from nodeagent.domain.assignments import Held
+from nodeagent.domain import assignments, granting
+from nodeagent.domain.held import Held
+from nodeagent.domain.line import Change, dequeue, queue
 from nodeagent.domain.ports import NoPort
 from nodeagent.journal import Entry
 from nodeagent.launching import LaunchEvent, LaunchReady
@@ -22,24 +24,37 @@ from nodeagent.reporter import Reporter
 from nodeagent.supervisor import Supervisor
 from nodeagent.tools import Tools
 from schemas.beacons import EngineCounters
+from schemas.card import Card, ProcessRef
 from schemas.plan import PlanItem, Stop
 from schemas.replica import (
     TERMINAL_PHASES,
     Replica,
     ReplicaDraining,
     ReplicaFetching,
+    ReplicaParked,
     ReplicaReady,
     ReplicaRefused,
     ReplicaStarting,
+    ReplicaWaiting,
     ReplicaWithdrawn,
 )
+from schemas.settings import NodeagentSettings
 
 LOG = logging.getLogger(__name__)
 
+ROUNDS: Final = 100
+"""What one round changes the next one sees; more than a few only a mistake would take."""
+
+OWN: Final = frozenset({"lease", "claim", "vm", "ram"})
+"""Reasons of an agent's own stops."""
+
 
 class Fleet:
-    """The replicas of one node and their supervisors. `acting` is False until the start is over and
-    again when the agent leaves."""
+    """The replicas of one node and their supervisors.
+
+    `settling` is False until the cards are known and again when the agent leaves; `acting` also until the
+    plan is. `ended` tells which watched processes are gone.
+    """
 
     def __init__(
         self,
@@ -51,6 +66,7 @@ class Fleet:
         allow_commands: bool,
         port_is_free: Callable[[int], bool],
         now: Callable[[], datetime],
+        settings: NodeagentSettings | None = None,
     ) -> None:
         self._node = node
         self._books = books
@@ -64,7 +80,14 @@ class Fleet:
         self._others: set[asyncio.Task[None]] = set()
         self._unheard: dict[str, list[LaunchEvent]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._settings = settings or NodeagentSettings()
+        self._used_at: dict[str, datetime] = {}
+        self._in_act = False
+        self._soon: asyncio.Handle | None = None
         self.acting = False
+        self.settling = False
+        self.ended: Callable[[], AbstractSet[ProcessRef]] = frozenset[ProcessRef]
+        books.on_cards(self._cards_changed)
 
     def open(self, group: asyncio.TaskGroup) -> None:
         """Supervisors are tasks of this group."""
@@ -139,15 +162,66 @@ class Fleet:
             supervisor.process_ended(event)
 
     def act(self) -> None:
-        """Plans and carries out, if the plan is known and the start is over."""
-        if not self.acting or self._books.known is None:
+        """Settles the cards, plans and carries out, until nothing changes any more."""
+        if self._in_act:
             return
-        desired = self._books.known.plan
-        for action in assignments.plan(desired, self._observed(), self._now()):
-            self._carry_out(action)
+        self._in_act = True
+        try:
+            for _ in range(ROUNDS):
+                if not self._round():
+                    return
+            LOG.error("the node does not settle", extra={"node": self._node})
+        finally:
+            self._in_act = False
 
-    def _observed(self) -> assignments.Observed:
-        return self._books.observed(frozenset(self._tools.drivers), self._allow_commands)
+    def _round(self) -> bool:
+        """One look at everything; whether it changed anything."""
+        if not self.settling:
+            return False
+        settled = granting.settle(self._books.cards, self._books.held, self.facts(), self._now())
+        for batch in settled.batches:
+            self._books.change(*batch)
+        if not self.acting or self._books.known is None:
+            return bool(settled.batches)
+        observed = self._observed(settled)
+        actions = assignments.plan(self._books.known.plan, observed, self._now())
+        for action in actions:
+            self._carry_out(action)
+        return bool(settled.batches or actions)
+
+    def facts(self) -> granting.Facts:
+        """What is known beside cards and replicas when the cards are settled."""
+        requests: dict[str, int] = {}
+        for name, held in self._books.held.items():
+            if held.replica.phase in ("ready", "draining"):
+                heard = self._tools.gateways.about(name, held.replica.model)
+                requests[name] = sum(gateway.inflight for gateway in heard)
+                if requests[name]:
+                    self._used_at[name] = self._now()
+        return granting.Facts(
+            settings=self._settings,
+            requests=requests,
+            used_at=self._used_at,
+            measured=self._books.measured_use(),
+            ended=self.ended(),
+        )
+
+    def _cards_changed(self, _changes: tuple[Change, ...]) -> None:
+        """Whoever changed a card may have made room; he must not have to know for whom."""
+        if self._in_act or self._soon is not None or not self.settling:
+            return
+        self._soon = asyncio.get_running_loop().call_soon(self._act_soon)
+
+    def _act_soon(self) -> None:
+        self._soon = None
+        self.act()
+
+    def _observed(self, settled: granting.Settled | None = None) -> assignments.Observed:
+        return self._books.observed(
+            frozenset(self._tools.drivers),
+            self._allow_commands,
+            settled.wishes if settled is not None else None,
+        )
 
     def _carry_out(self, action: assignments.Action) -> None:
         match action:
@@ -158,6 +232,23 @@ class Fleet:
                 held = self._fresh(item)
                 held = replace(held, replica=replace(held.replica, card_revs=revs))
                 self._books.say(held, ReplicaRefused(card_revs=revs), reason=reason)
+            case assignments.Wait():
+                self._wait(action)
+            case assignments.Unpark(replica=name, cards=cards):
+                self._unpark(name, cards)
+            case assignments.StayParked(replica=name, reason=reason, card_revs=revs):
+                held = self._books.held[name]
+                LOG.info("replica stays parked", extra={"replica": name, "reason": reason})
+                replica = replace(held.replica, card_revs=revs)
+                event = ReplicaParked(
+                    way=replica.park_way,
+                    ram_bytes=replica.ram_bytes,
+                    residual_bytes=replica.residual_bytes,
+                    refused=True,
+                )
+                self._books.say(replace(held, replica=replica), event, reason=reason)
+            case assignments.LeaveLine(replica=name):
+                self._leave_line(name)
             case assignments.Withdraw(item=item, replica=name):
                 held = self._books.held.get(name)
                 if held is not None and held.replica.phase == "fetching":
@@ -169,7 +260,9 @@ class Fleet:
                 if held is None and item is not None:
                     held = self._fresh(item)
                 if held is not None:
+                    self._leave_line(name)
                     self._books.say(held, ReplicaWithdrawn(), reason="it never started")
+                    self._books.release(name, freed_bytes=0, why="withdrawn")
             case assignments.Drain(replica=name, stop=stop):
                 self._drain(name, stop)
             case assignments.Halt(replica=name, stop=stop):
@@ -190,6 +283,7 @@ class Fleet:
                 self._books.forget(name)
                 self._supervisors.pop(name, None)
                 self._unheard.pop(name, None)
+                self._used_at.pop(name, None)
 
     def _start(self, action: assignments.Start) -> None:
         """Reserves and reports in one step. What is not on this node yet is fetched first, then started."""
@@ -199,8 +293,9 @@ class Fleet:
             port = self._books.take_port(self._port_is_free) if here else 0
         except NoPort as error:
             self._books.say(self._fresh(item), ReplicaRefused(), reason=str(error))
+            self._books.release(item.replica, freed_bytes=0)
             return
-        self._books.lease(action.cards, item.replica)
+        self._books.lease(action.cards, item.replica, cause=item.cause)
         held = replace(self._fresh(item), port=port)
         if here:
             held = replace(held, replica=replace(held.replica, started_at=self._now()))
@@ -213,6 +308,50 @@ class Fleet:
         )
         self.supervise(Supervisor(self._tools, item.replica, durable=durable))
 
+    def _wait(self, action: assignments.Wait) -> None:
+        """In line, and said so by a replica that was never started; a parked one stays what it is."""
+        item, names = action.item, action.waiting_for
+        held = self._books.held.get(item.replica)
+        if action.new:
+            waiter = assignments.waiter_of(item, names, self._now())
+            self._books.change(*queue(self._books.cards, waiter))
+        if held is not None and held.replica.phase != "waiting":
+            return
+        held = held or self._fresh(item)
+        told = self._told_names(names)
+        LOG.info("replica waits", extra={"replica": item.replica, "for": told})
+        replica = replace(held.replica, waiting_for=names)
+        self._books.say(
+            replace(held, replica=replica),
+            ReplicaWaiting(waiting_for=told, place=action.place),
+            reason=f"waits for {told}",
+        )
+
+    def _told_names(self, holders: tuple[str, ...]) -> str:
+        """Holders as a person knows them: `training (l-...)`."""
+        names = {
+            lease.holder: lease.name for card in self._books.cards.values() for lease in card.leases
+        }
+        return ", ".join(f"{names[x]} ({x})" if names.get(x) else x for x in holders) or "nobody"
+
+    def _leave_line(self, name: str) -> None:
+        changes = dequeue(self._books.cards, name, "withdrawn")
+        if changes:
+            self._books.change(*changes)
+
+    def _unpark(self, name: str, cards: tuple[Card, ...]) -> None:
+        """Leases the cards again and says so in one step; its supervisor brings it back."""
+        held = self._books.held[name]
+        self._books.lease(cards, name, cause=held.cause)
+        replica = replace(held.replica, stop_decision=None, taken_back=None, card_revs={})
+        LOG.info("replica resumes", extra={"replica": name})
+        self._books.say(
+            replace(held, replica=replica, stop=None, resuming=True),
+            ReplicaStarting(port=held.port, resumed=True),
+            reason="wanted again",
+        )
+        self._wake(name)
+
     def _drain(self, name: str, stop: Stop) -> None:
         held = self._books.held[name]
         replica = replace(held.replica, stop_decision=stop.decision, taken_back=None)
@@ -223,8 +362,13 @@ class Fleet:
         self._books.say(
             replace(held, replica=replica, stop=stop),
             ReplicaDraining(decision=stop.decision),
-            reason=stop.reason if stop.for_model is None else f"room for {stop.for_model}",
+            reason=self._why(stop),
         )
+
+    def _why(self, stop: Stop) -> str:
+        if stop.reason in OWN:
+            return f"makes way for {stop.reason} {stop.decision}"
+        return stop.reason if stop.for_model is None else f"room for {stop.for_model}"
 
     def _fresh(self, item: PlanItem) -> Held:
         """A replica nothing was said about yet."""
@@ -262,6 +406,7 @@ class Fleet:
             supervisor.wake()
 
     def wake_drains(self) -> None:
+        """A gateway was heard: drains go on, and a line that waits for requests to end does."""
         for name, held in self._books.held.items():
             if held.replica.phase == "draining":
                 self._wake(name)

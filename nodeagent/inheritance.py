@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nodeagent.books import Books
 from nodeagent.domain.adoption import Found, fate, port_of, remembered
-from nodeagent.domain.assignments import Held
+from nodeagent.domain.held import Held
 from nodeagent.fleet import Fleet
 from nodeagent.launching import Ended, Running, StopResult
 from nodeagent.ownlog import OwnSubjects
@@ -163,14 +163,22 @@ class Inheritance:
     def _claim_leases(self) -> None:
         for name in self._fleet.alive():
             replica = self._books.held[name].replica
+            if replica.phase == "waiting":  # in line, or about to be: it has nothing yet
+                continue
             self._books.claim(name, replica.cards, replica.memory_bytes)
 
     def _end_stray_leases(self) -> None:
         """Ends leases whose holder is over and has nobody left to end them.
 
-        Not those of engines without an owner: they are ended when the engine is.
+        Not those of engines without an owner: they are ended when the engine is. Nor named ones: their
+        process, their time or a person ends them, and whoever reads the memory back.
         """
-        holders = {lease.holder for card in self._books.cards.values() for lease in card.leases}
+        holders = {
+            lease.holder
+            for card in self._books.cards.values()
+            for lease in card.leases
+            if lease.kind != "named"
+        }
         alive = {*self._fleet.alive(), *self._unclaimed}
         for holder in sorted(holders - alive):
             process = self._processes.get(holder)

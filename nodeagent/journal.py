@@ -16,7 +16,7 @@ import aiosqlite
 import msgspec
 from msgspec import Struct
 
-from nodeagent.domain.assignments import Held
+from nodeagent.domain.held import Held
 from nodeagent.domain.ports import PortBook
 from schemas.card import Card, CardEvent
 from schemas.plan import Plan
@@ -47,7 +47,8 @@ class JournalFault(Exception):
 class Entry(Struct, frozen=True, kw_only=True):
     """An event on its way to the log: `n` is its place in the order, `time` when it happened.
 
-    Exactly one of `replica` and `card` is the state after it; a tombstone has neither.
+    Exactly one of `replica` and `card` is the state after it; a tombstone has neither. `batch` is the `n`
+    of the first of those that are one change: the log gets all of them or none. 0: it stands alone.
     """
 
     n: int
@@ -58,6 +59,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     card: Card | None = None
     reason: str = ""
     causationid: str | None = None
+    batch: int = 0
 
 
 class Used(Struct, frozen=True, kw_only=True):

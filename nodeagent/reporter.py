@@ -1,10 +1,11 @@
-"""Appends the agent's events to the log, one after another in the order they happened.
+"""Appends the agent's events to the log, in the order they happened, what is one change in one atomic batch.
 
 It waits out every outage and never drops, reorders or merges. It knows where each of the agent's subjects
 stands; it does not know what an event means, and it never starts or stops anything.
 """
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -111,22 +112,36 @@ class Reporter:
             while not self._queue or not self._epoch:
                 self._changed.clear()
                 await self._changed.wait()
-            entry, durable = self._queue[0]
+            entries, durable = self._first()
             if durable is not None:
                 await durable
-            seq = await self._deliver(entry)
-            if seq is None:  # suspended meanwhile: the same entry comes again after registering
+            seqs = await self._deliver(entries)
+            if seqs is None:  # suspended meanwhile: the same entries come again after registering
                 continue
-            self._queue.popleft()
+            for _ in entries:
+                self._queue.popleft()
+            sent = tuple(Sent(n=entry.n) for entry in entries)
             if self._queue:
-                self._journal.write(Sent(n=entry.n))
+                self._journal.write(*sent)
             else:
                 # What comes next is journalled behind it and before it is appended, so that never more
-                # than one stored entry is taken for unsent: the one that is found where it was put.
-                self._journal.later(Sent(n=entry.n))
-            for listener in self._listeners:
-                listener(entry, seq)
+                # than one stored change is taken for unsent: the one that is found where it was put.
+                self._journal.later(*sent)
+            for entry, seq in zip(entries, seqs, strict=True):
+                for listener in self._listeners:
+                    listener(entry, seq)
             self._changed.set()
+
+    def _first(self) -> "tuple[tuple[Entry, ...], asyncio.Future[None] | None]":
+        """The entries of the next change, and the future of the last of them to become durable."""
+        first, durable = self._queue[0]
+        entries = [first]
+        for entry, later in itertools.islice(self._queue, 1, None):
+            if not first.batch or entry.batch != first.batch:
+                break
+            entries.append(entry)
+            durable = later
+        return tuple(entries), durable
 
     async def drained(self) -> None:
         """Returns when the log has every event; without a bound."""
@@ -134,30 +149,35 @@ class Reporter:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _deliver(self, entry: Entry) -> int | None:
-        """Appends one entry however long it takes; its sequence, or None when writing was suspended."""
+    async def _deliver(self, entries: tuple[Entry, ...]) -> tuple[int, ...] | None:
+        """Appends what is one change, however long it takes; its sequences, or None when writing was
+        suspended."""
         told = False
         while (epoch := self._epoch) != 0:
-            head = self._heads.get(entry.subject, Head())
-            if not head.writable:
+            heads = [self._heads.get(entry.subject, Head()) for entry in entries]
+            writable = tuple(e for e, head in zip(entries, heads, strict=True) if head.writable)
+            if len(writable) < len(entries):
                 # Nobody writes over what he cannot read; an operator repairs it.
-                LOG.error(
-                    "event dropped: its subject holds something unreadable",
-                    extra={"subject": entry.subject, "problem": head.problem},
-                )
-                return head.seq
-            if (head.type, head.time) == (tag_of(entry.event), entry.time):
-                # The agent before was killed between storing this event and remembering that.
-                self._advance(entry, head.seq, head.rev)
-                return head.seq
-            draft = self._draft(entry, head, epoch)
+                self._dropped(entries, heads)
+                found = await self._deliver(writable) if writable else ()
+                return None if found is None else self._seqs(entries, heads)
+            if all(
+                (head.type, head.time) == (tag_of(entry.event), entry.time)
+                for entry, head in zip(entries, heads, strict=True)
+            ):
+                # The agent before was killed between storing this and remembering that.
+                for entry, head in zip(entries, heads, strict=True):
+                    self._advance(entry, head.seq, head.rev)
+                return tuple(head.seq for head in heads)
+            drafts = self._drafts(entries, epoch)
             try:
-                stored: Appended = await self._log.append(draft, epoch=epoch)
+                stored: Appended = await self._append(drafts, epoch)
             except Conflict:
-                seq = await self._settle(draft, epoch)
-                if seq is not None:
-                    self._advance(entry, seq, draft.rev)
-                    return seq
+                seqs = await self._settle(drafts, epoch)
+                if seqs is not None:
+                    for entry, draft, seq in zip(entries, drafts, seqs, strict=True):
+                        self._advance(entry, seq, draft.rev)
+                    return seqs
             except (Unavailable, OutcomeUnknown) as error:
                 if not told:
                     told = True
@@ -173,9 +193,40 @@ class Reporter:
                 )
                 await asyncio.sleep(self._full_retry_s)
             else:
-                self._advance(entry, stored.seqs[0], draft.rev)
-                return stored.seqs[0]
+                for entry, draft, seq in zip(entries, drafts, stored.seqs, strict=True):
+                    self._advance(entry, seq, draft.rev)
+                return stored.seqs
         return None
+
+    async def _append(self, drafts: tuple[Draft, ...], epoch: int) -> Appended:
+        if len(drafts) == 1:
+            return await self._log.append(drafts[0], epoch=epoch)
+        return await self._log.append_batch(drafts, epoch=epoch)
+
+    def _dropped(self, entries: tuple[Entry, ...], heads: list[Head]) -> None:
+        for entry, head in zip(entries, heads, strict=True):
+            if not head.writable:
+                LOG.error(
+                    "event dropped: its subject holds something unreadable",
+                    extra={"subject": entry.subject, "problem": head.problem},
+                )
+
+    def _seqs(self, entries: tuple[Entry, ...], heads: list[Head]) -> tuple[int, ...]:
+        """Where each subject stands now; a dropped event counts as where it was dropped."""
+        return tuple(
+            self._heads.get(entry.subject, head).seq
+            for entry, head in zip(entries, heads, strict=True)
+        )
+
+    def _drafts(self, entries: tuple[Entry, ...], epoch: int) -> tuple[Draft, ...]:
+        heads = dict(self._heads)
+        drafts: list[Draft] = []
+        for entry in entries:
+            draft = self._draft(entry, heads.get(entry.subject, Head()), epoch)
+            # The server checks a subject once a batch; the revision goes on.
+            heads[entry.subject] = Head(seq=draft.expected_seq, rev=draft.rev)
+            drafts.append(draft)
+        return tuple(drafts)
 
     def _draft(self, entry: Entry, head: Head, epoch: int) -> Draft:
         state = entry.replica if entry.replica is not None else entry.card
@@ -199,27 +250,29 @@ class Reporter:
         else:
             self._heads[entry.subject] = Head(seq=seq, rev=rev)
 
-    async def _settle(self, draft: Draft, epoch: int) -> int | None:
-        """After a conflict: the sequence when the stored event is this very one, None to try again.
+    async def _settle(self, drafts: tuple[Draft, ...], epoch: int) -> tuple[int, ...] | None:
+        """After a conflict: the sequences when what is stored are these very events, None to try again.
 
         1. nothing there, or an older agent's late word: go on from where the subject stands.
-        2. my own word of an earlier try whose answer was lost: it is stored.
+        2. my own words of an earlier try whose answer was lost: they are stored, all of them.
         3. a newer agent's: raises Deposed.
         """
-        found = await read_subjects(self._log, draft.subject)
-        if not found:  # 1
-            self._heads.pop(draft.subject, None)
-            return None
-        last = found[-1]
-        if isinstance(last, Broken):
-            self._heads[draft.subject] = Head(seq=last.seq, writable=False, problem=last.why)
-            return None
-        if last.epoch > epoch:  # 3
-            raise Deposed(self._node, epoch, last.epoch)
-        self._heads[draft.subject] = Head.of(last)
-        if last.epoch == epoch and _same(last, draft):  # 2
-            return last.seq
-        return None
+        mine: list[int] = []
+        for draft in drafts:
+            found = await read_subjects(self._log, draft.subject)
+            if not found:  # 1
+                self._heads.pop(draft.subject, None)
+                continue
+            last = found[-1]
+            if isinstance(last, Broken):
+                self._heads[draft.subject] = Head(seq=last.seq, writable=False, problem=last.why)
+                continue
+            if last.epoch > epoch:  # 3
+                raise Deposed(self._node, epoch, last.epoch)
+            self._heads[draft.subject] = Head.of(last)
+            if last.epoch == epoch and _same(last, draft):  # 2
+                mine.append(last.seq)
+        return tuple(mine) if len(mine) == len(drafts) else None
 
 
 def _same(stored: Recorded, draft: Draft) -> bool:

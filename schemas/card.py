@@ -37,7 +37,8 @@ class Lease(Struct, frozen=True, kw_only=True):
     parked    a replica id            what a parked engine keeps on a gpu, or its RAM on `cpu`
     named     a lease id (`l-...`)    asked for under `name`; the whole card when `exclusive`
 
-    `returning`: its holder is gone, the memory not yet read back; `stuck` then says what is still there.
+    `returning`: its holder is gone, the memory not yet read back; `why` says why it ended, and `stuck` what
+    is still there.
     `leaving`: it was asked to make room, for that holder. A named lease ends with its `process`, at
     `expires_at`, or by a release, whichever comes first. `by` is who asked for it.
     """
@@ -57,6 +58,7 @@ class Lease(Struct, frozen=True, kw_only=True):
     by: str = ""
     leaving: str = ""
     stuck: str = ""
+    why: str = ""
 
 
 class Waiter(Struct, frozen=True, kw_only=True):
@@ -98,12 +100,14 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class Vm(Struct, frozen=True, kw_only=True):
-    """A virtual machine the card is handed to. Not `attached` while engines still leave it."""
+    """A virtual machine the card is handed to. Not `attached` while engines still leave it; if they have not
+    by `expires_at`, it does not get the card."""
 
     name: str
     since: datetime
     attached: bool = False
     by: str = ""
+    expires_at: datetime | None = None
 
 
 class Stowaway(Struct, frozen=True, kw_only=True):

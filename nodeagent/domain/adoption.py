@@ -6,7 +6,7 @@ was found. It looks at nothing itself.
 
 from typing import Literal
 
-from nodeagent.domain.assignments import Held
+from nodeagent.domain.held import Held
 from schemas.plan import Plan
 from schemas.replica import TERMINAL_PHASES, Replica
 
@@ -22,21 +22,24 @@ def fate(held: Held | None, told: Replica | None, found: Found) -> Fate:
     1. the log says it is over, or nobody knows it or it ended, and yet it runs: killed.
     2. remembered as alive and running: kept. Not one that only fetches: what runs there nobody knows.
     3. remembered as fetching or starting, and no process was ever begun: gone on with, the id is unused.
-    4. remembered as alive, and it is over: gone.
-    5. else nothing is to be done.
+    4. remembered as in line for its cards: it waits on, and was never started.
+    5. remembered as alive, and it is over: gone.
+    6. else nothing is to be done.
     """
     over = held is None or held.replica.phase in TERMINAL_PHASES
     if told is not None and told.phase in TERMINAL_PHASES:
         over = True
     if over:
-        return "kill" if found == "running" else "rest"  # 1, 5
+        return "kill" if found == "running" else "rest"  # 1, 6
     assert held is not None
     if found == "running" and held.replica.phase != "fetching":
         return "keep"  # 2
     never_began = found == "nothing" and held.replica.phase in ("fetching", "starting")
     if never_began and held.launch is not None and not held.ending:
         return "launch"  # 3
-    return "gone"  # 4
+    if held.replica.phase == "waiting" and found == "nothing":
+        return "rest"  # 4
+    return "gone"  # 5
 
 
 def remembered(told: Replica, port: int, plan: Plan | None) -> Held:

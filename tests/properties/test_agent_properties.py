@@ -15,6 +15,7 @@ from nodeagent.domain.assignments import Held
 from nodeagent.domain.lifecycle import next_phase
 from schemas.beacons import EngineCounters
 from schemas.card import Card
+from schemas.cardstate import held_bytes
 from schemas.messages import tag_of
 from schemas.plan import Plan, PlanItem, Stop
 from schemas.replica import (
@@ -294,7 +295,7 @@ class AgentOnANode(RuleBasedStateMachine):
     @invariant()
     def the_card_is_never_given_beyond_its_memory(self) -> None:
         card = self.cards["cpu"]
-        assert leases.held_bytes(card, {}) <= card.memory_bytes
+        assert held_bytes(card, {}) <= card.memory_bytes
 
     @invariant()
     def exactly_the_living_processes_hold_leases(self) -> None:

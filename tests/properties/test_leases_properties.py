@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nodeagent.domain import leases
 from schemas.card import Card
+from schemas.cardstate import held_bytes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOLDERS = [f"r-{n}" for n in range(6)]
@@ -41,7 +42,7 @@ class LeaseLedger(RuleBasedStateMachine):
             assert self.cards == before, "a refusal changes nothing"
             fits = all(
                 name in before
-                and memory <= before[name].memory_bytes - leases.held_bytes(before[name], {})
+                and memory <= before[name].memory_bytes - held_bytes(before[name], {})
                 for name in wanted
             )
             assert not (fits and wanted), "what fits on every card is never refused"
@@ -62,8 +63,8 @@ class LeaseLedger(RuleBasedStateMachine):
         for name in self.granted[holder]:
             before = self.cards[name]
             self.cards[name] = leases.returning(before, holder)
-            held = leases.held_bytes(before, {})
-            assert leases.held_bytes(self.cards[name], {}) == held, "a stop alone frees nothing"
+            held = held_bytes(before, {})
+            assert held_bytes(self.cards[name], {}) == held, "a stop alone frees nothing"
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())

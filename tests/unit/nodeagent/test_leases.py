@@ -8,13 +8,13 @@ from nodeagent.domain.leases import (
     claim,
     conform,
     gib,
-    held_bytes,
     newer,
     release,
     reserve,
     returning,
 )
 from schemas.card import Card
+from schemas.cardstate import held_bytes
 from schemas.node import CardInfo
 from schemas.settings import GIB, MIB
 
