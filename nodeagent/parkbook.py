@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from nodeagent.drivers.checkpoint import CheckpointWay
-from nodeagent.drivers.driver import Capabilities
+from nodeagent.drivers.driver import Capabilities, Driver
 from nodeagent.drivers.hooks import HooksWay
 from nodeagent.drivers.parkways import Way
 from nodeagent.drivers.sleep import SleepWay
 from schemas.model import ParkWay
+from schemas.node import EngineInfo
 from schemas.replica import Replica
 from schemas.settings import NodeagentSettings
 
@@ -36,6 +39,12 @@ def ways_of(settings: NodeagentSettings) -> dict[ParkWay, Way]:
 def ways_for(capabilities: Capabilities, ways: Mapping[ParkWay, Way]) -> tuple[ParkWay, ...]:
     """Those of `ways` an engine with these capabilities can be parked by, by name."""
     return tuple(name for name in sorted(ways) if name != "sleep" or capabilities.parking)
+
+
+def told_of(driver: Driver, settings: NodeagentSettings, ways: Mapping[ParkWay, Way]) -> EngineInfo:
+    """An engine as the inventory tells of it, with the ways this node parks it by. Blocks as its `info`."""
+    found = ways_for(driver.capabilities, ways) if settings.parking else ()
+    return replace(driver.info(), park_ways=found)
 
 
 @dataclass(slots=True)
@@ -84,9 +93,11 @@ class ParkBook:
         self._wakes[replica] = wake
 
     def leave(self, replica: str) -> None:
+        """Nobody supervises it any more."""
         self._wakes.pop(replica, None)
 
     def wake(self, replica: str) -> None:
+        """Has whoever supervises it look again."""
         wake = self._wakes.get(replica)
         if wake is not None:
             wake()

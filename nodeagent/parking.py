@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nodeagent.domain import leases, parking
 from nodeagent.domain.held import Held
+from nodeagent.domain.inventory import CPU_CARD
 from nodeagent.drivers import proof
 from nodeagent.drivers.parkways import Parkable, ParkFault, Way
 from nodeagent.parkbook import ways_for
@@ -29,8 +30,6 @@ LOOK_S: Final = 0.1
 CLAIM_LOOK_S: Final = 0.25
 EVICT_S: Final = 5.0
 """So long beyond their grace other parked copies may take to leave the RAM."""
-
-CPU: Final = "cpu"
 
 
 class Parked(Struct, frozen=True, kw_only=True):
@@ -170,8 +169,9 @@ class Parking:
             device_bytes=sum(on_cards.values()),
             weights_bytes=weights if wanted.way == "sleep" else None,
         )
-        cpu = books.cards.get(CPU)
-        measured = self._measured()
+        cpu = books.cards.get(CPU_CARD)
+        rest = leases.without(cpu, {self._name}) if cpu is not None else None
+        measured = books.measured_use()
         driver = self._t.drivers.get(replica.engine)
         failed_ago_s = None
         if learned.failed_at is not None:
@@ -188,18 +188,11 @@ class Parking:
             load_s=replica.load_s,
             resume_s=replica.resume_s if replica.resume_s is not None else learned.resume_s,
             ram_bytes=ram_bytes,
-            ram_free_bytes=free_bytes(cpu, measured) if cpu is not None else 0,
-            evict=leases.parked_to_evict(cpu, books.held, ram_bytes, measured) if cpu else None,
+            ram_free_bytes=free_bytes(rest, measured) if rest is not None else 0,
+            evict=leases.parked_to_evict(rest, books.held, ram_bytes, measured) if rest else None,
             failed_ago_s=failed_ago_s,
             again_s=book.again_s,
         )
-
-    def _measured(self) -> dict[str, int]:
-        return {
-            name: held.replica.measured_memory_bytes
-            for name, held in self._t.books.held.items()
-            if held.replica.measured_memory_bytes is not None
-        }
 
     async def _make_room(self, choice: parking.Park) -> bool:
         """Leases the RAM, after the copies that make way for it have left. False when they do not in time."""

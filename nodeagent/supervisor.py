@@ -236,7 +236,7 @@ class Supervisor:
     async def _measure(self) -> None:
         """Reads what the engine uses, after it was said to be ready and off everybody's path."""
         self._measured = True
-        used = await self._t.processes.memory_bytes(self._name)
+        used = await self._t.meter.use(self._name)
         held = self._held
         if used <= 0 or held.ending:
             return
@@ -246,8 +246,12 @@ class Supervisor:
             self._t.books.say(held, ReplicaReady(load_s=replica.load_s), reason="measured")
         else:
             self._t.books.note(held)
-        for card in replica.cards:
-            self._t.books.measured(card, self._t.books.use_of(card))
+        for name in replica.cards:
+            card = self._t.books.cards.get(name)
+            if card is not None and card.provider != "nvml":
+                self._t.books.measured(name, self._t.books.use_of(name))
+        # Where a driver tells, it knows more than what engines use.
+        self._t.meter.look_soon()
 
     async def _drain(self, held: Held) -> None:
         """Judges the drain once and carries the verdict out, or waits for something to change."""

@@ -55,7 +55,8 @@ class Script:
     kv_mib       on the device while awake
     context_mib  on the device as long as it lives
     faults       names of FAULTS, separated by commas
-    device_file  where its use of the device is written, as {"pid": …, "memory_bytes": …}
+    The device is that of tests/support/fake_nvml.py, if FAKE_NVML names its file, and there the cards of
+    CUDA_VISIBLE_DEVICES.
     """
 
     load_s = 0.0
@@ -66,7 +67,6 @@ class Script:
     kv_mib = 0
     context_mib = 0
     faults = ""
-    device_file = ""
 
     def __init__(self) -> None:
         known = {line.split()[0] for line in FAULTS.strip().splitlines()}
@@ -102,12 +102,14 @@ class Device:
             self.tell(self.script.context_mib)
 
     def tell(self, mib: int) -> None:
-        path = self.script.device_file
-        if not path:
+        state = os.environ.get("FAKE_NVML")
+        if not state:
             return
-        with open(f"{path}.new", "w") as file:
-            json.dump({"pid": os.getpid(), "memory_bytes": mib << 20}, file)
-        os.replace(f"{path}.new", path)
+        sys.path.append(os.path.join(os.path.dirname(os.path.dirname(__file__)), "support"))
+        import fake_nvml  # pyright: ignore[reportMissingImports] - run from elsewhere
+
+        for device in filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+            fake_nvml.use(state, device, os.getpid(), mib << 20)
 
 
 class Engine:

@@ -9,8 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nodeagent import processes
 from nodeagent.drivers.vllm import VllmDriver
 from schemas.beacons import EngineCounters
+from tests.support import fake_nvml
 from tests.support.aio import run, until
 from tests.support.fake_vllm import FAKE, fake_vllm
 from tests.support.scripted import ask
@@ -127,17 +129,33 @@ def test_it_says_so_before_the_sleep_is_done() -> None:
 
 
 def test_it_tells_what_it_has_on_the_device_and_in_ram(tmp_path: Path) -> None:
-    told = tmp_path / "device.json"
-    with fake_vllm(weights_mib=20, kv_mib=5, context_mib=2, device_file=told) as endpoint:
-        assert json.loads(told.read_text())["memory_bytes"] == 27 << 20
+    state = tmp_path / "nvml.json"
+    cards = fake_nvml.a_card(0), fake_nvml.a_card(1)
+    fake_nvml.write(state, *cards)
+    device = {"FAKE_NVML": str(state), "CUDA_VISIBLE_DEVICES": cards[1]["uuid"]}
+
+    def used_mib() -> int:
+        first, second = fake_nvml.read(state)["cards"]
+        assert first["processes"] == []
+        return sum(process["bytes"] for process in second["processes"]) >> 20
+
+    with fake_vllm(weights_mib=20, kv_mib=5, context_mib=2, device=device) as endpoint:
+        assert used_mib() == 27
+        before = ram_mib(endpoint)
         post(endpoint, "/sleep?level=1")
-        assert json.loads(told.read_text())["memory_bytes"] == 2 << 20
+        assert used_mib() == 2
+        assert ram_mib(endpoint) >= before + 18
         post(endpoint, "/wake_up")
-        assert json.loads(told.read_text())["memory_bytes"] == 27 << 20
-    with fake_vllm(weights_mib=20, faults="sleep-keeps", device_file=told) as endpoint:
+        assert used_mib() == 27
+    fake_nvml.write(state, *cards)
+    with fake_vllm(weights_mib=20, faults="sleep-keeps", device=device) as endpoint:
         post(endpoint, "/sleep?level=1")
         assert httpx.get(f"{endpoint}/is_sleeping").json() == {"is_sleeping": True}
-        assert json.loads(told.read_text())["memory_bytes"] == 20 << 20
+        assert used_mib() == 20
+
+
+def ram_mib(endpoint: str) -> int:
+    return processes.resident_bytes(ask(endpoint, "/fake/counters")["pid"]) >> 20
 
 
 def test_its_sleep_fails_as_told() -> None:

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,15 +35,16 @@ def fake_vllm(
     development: bool = True,
     sleeps: bool = True,
     model: str = "smollm2",
+    device: Mapping[str, str] | None = None,
     **script: object,
 ) -> Iterator[str]:
-    """A running fake's endpoint."""
+    """A running fake's endpoint. `device` are variables that tell it of a fake driver's cards."""
     port = free_port()
     argv = [sys.executable, "-I", "-S", str(FAKE), "serve", "/models/smollm2", *flags]
     argv += ["--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
     if sleeps:
         argv.append("--enable-sleep-mode")
-    environment = {**os.environ, **fake_env(**script)}
+    environment = {**os.environ, **(device or {}), **fake_env(**script)}
     if development:
         environment["VLLM_SERVER_DEV_MODE"] = "1"
     if key:
