@@ -102,34 +102,41 @@ def _no_network_in_unit_tests(
     monkeypatch.setattr(socket.socket, "__init__", guarded)
 
 
-def started_here() -> Iterator[psutil.Process]:
-    """Processes that came from this test run and still live; a zombie counts as dead."""
-    for process in psutil.process_iter():
-        if process.pid == os.getpid():
+def started_here() -> Iterator[int]:
+    """Pids of processes that came from this test run and still live; a zombie counts as dead.
+
+    It looks after every test, so it reads one file of each process and no more.
+    """
+    mark = f"{MARK}={RUN}".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == RUN:
-                yield process
-        except psutil.Error:
+            # Empty for a zombie, and for what the kernel runs.
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:
             continue
+        if mark in environment.split(b"\0"):
+            yield int(entry.name)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     if tier_of(item.path) in NEED_SERVER:
-        for process in started_here():
-            _first_seen.setdefault(process.pid, item.nodeid)
+        for pid in started_here():
+            _first_seen.setdefault(pid, item.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """All fixtures are torn down by now; whoever still runs was forgotten."""
-    for process in started_here():
+    for pid in started_here():
         try:
+            process = psutil.Process(pid)
             said = " ".join(process.cmdline())[:160]
-            since = _first_seen.get(process.pid, "an earlier test")
+            since = _first_seen.get(pid, "an earlier test")
             process.kill()
         except psutil.Error:
             continue
-        _leftovers.append(f"pid {process.pid}, first seen in {since}: {said}")
+        _leftovers.append(f"pid {pid}, first seen in {since}: {said}")
     if _leftovers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -18,7 +18,7 @@ from nodeagent.agent import Unreadable
 from nodeagent.app import Locked
 from nodeagent.journal import KnownPlan
 from nodeagent.launching import Launcher
-from nodeagent.reporter import Deposed
+from nodeagent.reporter import Deposed, Reporter
 from schemas.node import NodeStarted
 from schemas.plan import Plan
 from schemas.replica import Replica
@@ -366,7 +366,9 @@ def test_log_05_an_answer_that_got_lost_stores_the_event_once(tmp_path):
     run(story())
 
 
-def test_log_15_a_full_log_keeps_the_agents_events_waiting_in_order(tmp_path):
+def test_log_15_a_full_log_keeps_the_agents_events_waiting_in_order(tmp_path, monkeypatch):
+    monkeypatch.setitem(Reporter.__init__.__kwdefaults__, "full_retry_s", 0.2)
+
     async def story():
         async with memory_yard(tmp_path) as yard, yard.agent():
             hand = yard.hand

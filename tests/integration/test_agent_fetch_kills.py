@@ -13,7 +13,7 @@ from tests.support.aio import run, until
 from tests.support.fetch_items import an_item_of, announced, started
 from tests.support.scripted_mirror import a_manifest, serving_mirror, some_bytes
 
-BODY = some_bytes(96 * MIB + 17)
+BODY = some_bytes(48 * MIB + 17)
 BIG = a_manifest("big", BODY)
 RESENT_PER_KILL = 8 * MIB
 
@@ -24,7 +24,7 @@ def its_token(data) -> str:
 
 def test_scn_c6_kill_9_of_a_fetching_agent_at_any_byte_goes_on_where_it_was(tmp_path):
     seed = 20
-    marks = sorted(random.Random(seed).sample(range(2 * MIB, 90 * MIB), 4))
+    marks = sorted(random.Random(seed).sample(range(2 * MIB, 45 * MIB), 4))
     logging.getLogger(__name__).warning("seed %d: killed at bytes %s", seed, marks)
 
     async def story():

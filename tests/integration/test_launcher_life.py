@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import enginelog, processes
+from nodeagent import enginelog, launching, processes
 from nodeagent.drivers.driver import EngineStart
 from nodeagent.launching import (
     Ended,
@@ -257,8 +257,11 @@ def test_scn_a14_a_wrapper_s_grandchild_is_stopped_with_it(tmp_path: Path, detac
     run(story())
 
 
-def test_scn_a14_what_will_not_go_is_named(tmp_path: Path) -> None:
+def test_scn_a14_what_will_not_go_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A launcher that hangs and signals that do not arrive: the pids are told, nothing pretended."""
+    monkeypatch.setattr(launching, "_AFTER_KILL_S", 0.5)
 
     async def story() -> None:
         reached: list[int] = []
