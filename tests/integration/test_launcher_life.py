@@ -257,9 +257,7 @@ def test_scn_a14_a_wrapper_s_grandchild_is_stopped_with_it(tmp_path: Path, detac
     run(story())
 
 
-def test_scn_a14_what_will_not_go_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scn_a14_what_will_not_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that hangs and signals that do not arrive: the pids are told, nothing pretended."""
     monkeypatch.setattr(launching, "_AFTER_KILL_S", 0.5)
 
