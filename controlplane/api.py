@@ -19,11 +19,12 @@ from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryPara
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
-from controlplane import serve_api
+from controlplane import place_api, serve_api
 from controlplane.api_version import program_version
 from controlplane.doctor import Doctor
 from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
 from controlplane.metrics import CONTENT_TYPE, Metrics
+from controlplane.placing import NotThere, Placer
 from controlplane.planning import BadRequest, NotAnswered, Planner
 from controlplane.projections.readmodel import Entry, NotSynced, ReadModel
 from events.ids import utc_now
@@ -348,6 +349,7 @@ def build_api(
     doctor: Doctor,
     prefix: str,
     planner: Planner | None = None,
+    placer: Placer | None = None,
 ) -> Litestar:
     """The application, without its guard (api_guard.py) and its server (app.py)."""
     handlers: list[HTTPRouteHandler] = [
@@ -356,10 +358,13 @@ def build_api(
     handlers += [_events(streams, prefix), *_plain(metrics, doctor)]
     if planner is not None:
         handlers += serve_api.handlers(planner)
+    if placer is not None:
+        handlers += place_api.handlers(placer)
     exception_handlers: dict[int | type[Exception], Any] = {
         Refusal: _refused,
         BadRequest: serve_api.bad_request,
         NotAnswered: serve_api.not_answered,
+        NotThere: place_api.not_there,
         NotSynced: lambda _, error: _error(503, "not_synced", f"{error}; try again soon"),
         BadQuery: lambda _, error: _error(400, "bad_request", str(error)),
         TooManyStreams: lambda _, __: _error(

@@ -27,6 +27,7 @@ from controlplane.leader import LeaderLoop, MakeDecider
 from controlplane.metrics import Metrics
 from controlplane.mirror.store import StoreError
 from controlplane.mirroring import Mirroring
+from controlplane.placing import Placer
 from controlplane.planning import Planner
 from controlplane.projections.readmodel import ReadModel
 from events.connection import Connection, connect
@@ -190,6 +191,14 @@ class ControlPlane:
             doctor=self.doctor,
             prefix=self._prefix,
             planner=self._planner(),
+            placer=Placer(
+                world=lambda: self.leader.world,
+                live=self.leader.view,
+                synced=lambda: self.leader.reader.synced,
+                ids=new_ids(),
+                settings=self._settings,
+                now=utc_now,
+            ),
         )
         guard = Guard(
             application,

@@ -214,6 +214,25 @@ class PlanOne(Struct, frozen=True, kw_only=True):
     applied_seq: int
 
 
+class PlaceView(Struct, frozen=True, kw_only=True):
+    """Where a replica would go now: all candidates, best first, those without a rank last.
+
+    `sentence` says what would come of a request. It is true for `position`.
+    """
+
+    model: str
+    scope: str
+    sentence: str
+    candidates: tuple[Candidate, ...] = ()
+    position: int = 0
+    policy_version: int = 0
+
+
+class PlaceOne(Struct, frozen=True, kw_only=True):
+    data: PlaceView
+    applied_seq: int
+
+
 class EventLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event as `GET /v1/events` tells it. `type` is `broken` for a message nobody can read as
     an event; `problem` says why that, or a part of it, could not be read.

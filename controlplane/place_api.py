@@ -1,0 +1,33 @@
+"""The API's question about placement: where a model would go now. It changes nothing."""
+
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody
+
+from controlplane.placing import NotThere, PlaceAsked, Placer
+from schemas import codes
+from schemas.api import ErrorBody, ErrorDetail, PlaceOne
+
+
+def handlers(placer: Placer) -> list[HTTPRouteHandler]:
+    """The routes, for build_api."""
+
+    @post(
+        "/v1/place",
+        status_code=200,
+        operation_id="place",
+        summary="Where a replica of a model would go now; nothing is changed",
+    )
+    async def place(data: JSONBody[PlaceAsked]) -> PlaceOne:
+        found = placer.place(data)
+        return PlaceOne(data=found, applied_seq=found.position)
+
+    return [place]
+
+
+def not_there(_: Request[Any, Any, Any], error: NotThere) -> Response[ErrorBody]:
+    return Response(
+        ErrorBody(error=ErrorDetail(code=codes.NOT_FOUND, sentence=str(error))), status_code=404
+    )

@@ -1,0 +1,160 @@
+"""Answers where a replica of a model would go, and why not elsewhere, without changing anything.
+
+It judges with the leader's own functions on the world as this instance knows it; any instance can, whether it
+leads or not. Nothing is reserved: the next moment may answer otherwise.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from controlplane.domain import placement, record, standing
+from controlplane.domain.decision import Ids, Live
+from controlplane.domain.index import StepIndex
+from controlplane.domain.placement import Claims, Demand
+from controlplane.domain.reconcile import claims_before
+from controlplane.domain.scene import ANY, Scene, is_demanded, is_off
+from controlplane.domain.world import World
+from controlplane.projections.readmodel import NotSynced
+from schemas.activation import PENDING_PHASES, Activation
+from schemas.api import PlaceView
+from schemas.model import Model
+from schemas.placement import Candidate
+from schemas.settings import ControlplaneSettings
+
+
+class PlaceAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/place`. `card` is `node/card`; None: as a plain request asks."""
+
+    model: str
+    card: str | None = None
+
+
+class NotThere(Exception):
+    """There is no such model or card; the text says which."""
+
+
+class Placer:
+    """Dry runs of one instance. `world`, `live` and `synced` are what it knows at the moment of asking."""
+
+    def __init__(
+        self,
+        *,
+        world: Callable[[], World],
+        live: Callable[[], Live],
+        synced: Callable[[], bool],
+        ids: Ids,
+        settings: ControlplaneSettings,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._world = world
+        self._live = live
+        self._synced = synced
+        self._ids = ids
+        self._settings = settings
+        self._now = now
+
+    def place(self, asked: PlaceAsked) -> PlaceView:
+        """Every candidate, best first. Raises NotThere, and NotSynced while the log is not read."""
+        if not self._synced():
+            raise NotSynced("this control plane is not up to date with the log")
+        scene = self._scene()
+        model = _model(scene.world, asked.model)
+        scope = ANY if asked.card is None else _scope(scene.world, asked.card)
+        demand = _demand(scene, model, scope)
+        found = placement.candidates(scene, demand, _claims(scene, demand))
+        return PlaceView(
+            model=model.name,
+            scope=scope,
+            sentence=sentence(scene, demand, found),
+            candidates=found,
+            position=scene.world.position,
+            policy_version=placement.POLICY_VERSION,
+        )
+
+    def _scene(self) -> Scene:
+        world, live = self._world(), self._live()
+        # One of its own: the leader's holds what the leader has yet to look at.
+        index = StepIndex()
+        index.sync(world)
+        scene = Scene(
+            world=world,
+            live=live,
+            now=self._now(),
+            ids=self._ids,
+            settings=self._settings,
+            index=index,
+            agents={agent.node: agent for agent in live.agents},
+        )
+        scene.frozen = standing.suspicion(scene)
+        return scene
+
+
+def sentence(scene: Scene, demand: Demand, found: tuple[Candidate, ...]) -> str:
+    """What would come of a request now.
+
+    1. one answers already; 2. the model is off; 3. placement is frozen; 4. given up or in backoff;
+    5. nothing fits; 6. it waits behind who keeps the cards; 7. the best candidate.
+    """
+    model = demand.model
+    serving = sorted(
+        planned.item.replica
+        for planned, hold in scene.holds_of(model.name)
+        if hold == "ready" and _is_in(planned.node, planned.item.cards, demand.scope)
+    )
+    if serving:  # 1
+        return f"{model.name} is up: {serving[0]} answers; another replica would find this:"
+    if is_off(model):  # 2
+        return f"{model.name} is off and no request starts it; if it were on:"
+    if scene.frozen:  # 3
+        return scene.frozen
+    held_back = record.hold_back(scene.world.records.get(model.name), scene.now)
+    if held_back is not None:  # 4
+        return f"{model.name} is not started now: {held_back.reason} [{held_back.code}]"
+    best = found[0] if found and found[0].rank is not None else None
+    if best is None:  # 5
+        reasons = dict.fromkeys(one.reason for one in found if one.reason)
+        return f"{model.name} fits nowhere: {'; '.join(list(reasons)[:3]) or 'there is no card'}"
+    where = f"{best.node}/{'+'.join(best.cards)}"
+    if best.rank == 5:  # 6
+        return f"{model.name} would wait for {where}: {best.reason}"
+    return (
+        f"{model.name} would go to {where} (rank {best.rank}, {best.profile}): {best.reason}"  # 7
+    )
+
+
+def _model(world: World, name: str) -> Model:
+    found = world.models.get(name)
+    if found is None:
+        found = next((m for m in world.models.values() if name in m.aliases), None)
+    if found is None:
+        raise NotThere(f"there is no model {name!r}")
+    return found
+
+
+def _scope(world: World, card: str) -> str:
+    node, _, id_ = card.rpartition("/")
+    known = world.nodes.get(node)
+    if known is None or all(info.id != id_ for info in known.cards):
+        raise NotThere(f"there is no card {card!r}")
+    return f"{node}~{id_}"
+
+
+def _demand(scene: Scene, model: Model, scope: str) -> Demand:
+    """The demand that is there already, else one that begins now."""
+    asks: Activation | None = scene.world.activations.get((model.name, scope))
+    if asks is not None and asks.phase in PENDING_PHASES and is_demanded(asks, model):
+        return Demand(model=model, wanted_at=asks.wanted_at, scope=scope, activation=asks)
+    return Demand(model=model, wanted_at=scene.now, scope=scope, fresh=True)
+
+
+def _claims(scene: Scene, demand: Demand) -> Claims:
+    """Cards that others wait for, of a demand that comes after all of them."""
+    if not demand.fresh or scene.frozen:
+        return Claims()
+    return claims_before(scene, demand) or Claims()
+
+
+def _is_in(node: str, cards: tuple[str, ...], scope: str) -> bool:
+    return scope == ANY or any(f"{node}~{card}" == scope for card in cards)
