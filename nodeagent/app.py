@@ -28,18 +28,29 @@ from nodeagent import memory
 from nodeagent.agent import Agent, Around, Unreadable
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
+from nodeagent.cards.meter import CardMeter, counted_on
+from nodeagent.cards.nvml import Nvml
+from nodeagent.cards.provider import Provider
+from nodeagent.cards.static import Static
+from nodeagent.cards_rpc import WHAT, CardsRpc
+from nodeagent.desk import Desk
 from nodeagent.domain.assignments import needed_keys
-from nodeagent.domain.inventory import BadInventory, cards_of
+from nodeagent.domain.inventory import BadInventory, cards_of, given_out
 from nodeagent.domain.ports import PortBook
+from nodeagent.door import Door
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
 from nodeagent.drivers.llamacpp import LlamacppDriver
+from nodeagent.drivers.vllm import VllmDriver
 from nodeagent.files.fetches import Files
 from nodeagent.fleet import Fleet
+from nodeagent.givingback import NamedEndings
 from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import Launcher
+from nodeagent.parkbook import ParkBook, told_of, ways_of
 from nodeagent.reporter import Deposed, Reporter
 from nodeagent.tools import Tools
+from schemas.cardasks import CardRequest
 from schemas.model import EngineName
 from schemas.node import Node
 from schemas.settings import NodeagentSettings
@@ -86,15 +97,28 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def drivers_of(settings: NodeagentSettings) -> dict[EngineName, Driver]:
-    """One driver per kind of engine this node can run."""
-    return {
+    """One driver per kind of engine this node can run; vLLM's where there is one."""
+    drivers: dict[EngineName, Driver] = {
         "llamacpp": LlamacppDriver(settings.llama_server),
         "command": CommandDriver(),
     }
+    vllm = VllmDriver(settings.vllm, parking=settings.parking)
+    if vllm.present:
+        drivers["vllm"] = vllm
+    return drivers
 
 
-def node_of(id: str, settings: NodeagentSettings, drivers: Mapping[EngineName, Driver]) -> Node:
-    """The inventory of this machine as `node.started` tells it. Raises BadInventory."""
+def node_of(
+    id: str,
+    settings: NodeagentSettings,
+    drivers: Mapping[EngineName, Driver],
+    gpus: Provider | None = None,
+) -> Node:
+    """The inventory of this machine as `node.started` tells it. Blocks. Raises BadInventory.
+
+    `gpus` finds the cards that are not declared.
+    """
+    ways = ways_of(settings)
     return Node(
         id=id,
         running=True,
@@ -106,8 +130,9 @@ def node_of(id: str, settings: NodeagentSettings, drivers: Mapping[EngineName, D
             settings,
             ram_bytes=memory.ram_bytes(),
             cgroup_limit_bytes=memory.cgroup_limit_bytes(),
+            found=gpus.cards() if gpus is not None else (),
         ),
-        engines=tuple(drivers[name].info() for name in sorted(drivers)),
+        engines=tuple(told_of(drivers[name], settings, ways) for name in sorted(drivers)),
         allow_commands=settings.allow_commands,
     )
 
@@ -123,6 +148,7 @@ async def open_agent(
     drivers: Mapping[EngineName, Driver],
     key_of: Callable[[str], str],
     secrets: SecretReader,
+    gpus: Provider | None = None,
     files_folder: Path | None = None,
     mirror_token: str = "",
     prefix: str = "yard",
@@ -132,7 +158,8 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """An agent on `folder` (its part of the data folder), ready to run. Raises Locked.
 
-    `files_folder` holds fetched files, by default below `folder`; `mirror_token` is shown to mirrors.
+    `gpus` reads the cards of `node` that are not declared. `files_folder` holds fetched files, by default
+    below `folder`; `mirror_token` is shown to mirrors.
     """
     loop = asyncio.get_running_loop()
     with locked(folder / "lock"):
@@ -155,6 +182,7 @@ async def open_agent(
                 reporter=reporter,
                 now=utc_now,
             )
+            meter = meter_of(node, books, launcher, gpus, settings.card_look_s)
             gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
             files = Files(
                 files_folder or folder / "files",
@@ -170,6 +198,7 @@ async def open_agent(
                 drivers=drivers,
                 gateways=gateways,
                 files=files,
+                meter=meter,
                 port_is_free=port_is_free,
                 engine_key=key_of,
                 secrets=secrets,
@@ -178,6 +207,9 @@ async def open_agent(
                 log_bytes=settings.engine_log_bytes,
                 gateway_gone_s=settings.gateway_gone_s,
                 listen_s=times.listen_s,
+                parkbook=ParkBook(
+                    ways_of(settings), enabled=settings.parking, again_s=settings.park_again_s
+                ),
             )
             fleet = Fleet(
                 node=node.id,
@@ -187,7 +219,17 @@ async def open_agent(
                 allow_commands=settings.allow_commands,
                 port_is_free=port_is_free,
                 now=utc_now,
+                settings=settings,
             )
+            desk = Desk(
+                books=books,
+                fleet=fleet,
+                environment=meter.environment,
+                settings=settings,
+                now=utc_now,
+            )
+            named = NamedEndings(books, meter)
+            door = Door(desk, folder, node.id)
             yield Agent(
                 Around(
                     log=log,
@@ -202,7 +244,7 @@ async def open_agent(
                     node=node,
                     prefix=prefix,
                     actor=actor,
-                    infos=node.cards,
+                    infos=given_out(node.cards),
                     now=utc_now,
                     beacon_s=settings.beacon_s,
                     plan_grace_s=times.plan_grace_s,
@@ -210,11 +252,56 @@ async def open_agent(
                     endings_after_s=times.endings_after_s,
                     endings_look_s=times.endings_look_s,
                     leave_s=times.leave_s,
+                    beside=(
+                        meter.run,
+                        named.run,
+                        desk.run,
+                        partial(keep_open, door),
+                        partial(serve_cards, wire, desk, node.id),
+                    ),
                 )
             )
         finally:
             await launcher.close()
+            if gpus is not None:
+                gpus.close()
             await journal.close()
+
+
+async def keep_open(door: Door) -> None:
+    """Answers asks on this machine until cancelled."""
+    await door.open()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await door.close()
+
+
+async def serve_cards(wire: Wire, desk: Desk, node: str) -> None:
+    """Answers asks from other machines until cancelled."""
+    serving = await wire.serve(WHAT, node, CardRequest, CardsRpc(desk, node).answer)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await serving.close()
+
+
+def meter_of(
+    node: Node, books: Books, launcher: Launcher, gpus: Provider | None, look_s: float
+) -> CardMeter:
+    """The meter over all cards of the node."""
+    own = Static(
+        [info for info in node.cards if info.provider != "nvml"],
+        lambda: counted_on(dict(books.cards)),
+    )
+    return CardMeter(
+        infos=node.cards,
+        providers=(own,) if gpus is None else (own, gpus),
+        census=launcher.census,
+        cards=lambda: books.cards,
+        tell=lambda reading: books.reading(reading, utc_now()),
+        look_s=look_s,
+    )
 
 
 @dataclass(slots=True)
@@ -231,9 +318,10 @@ async def run(service: Service, ending: Ending) -> None:
     user = service.nats_user(agent_user(service.id))
     secret = read_secret(node_secret_path(data, service.id))
     drivers = drivers_of(settings)
+    gpus = Nvml() if settings.gpus else None
     try:
-        # Asking engines for their versions loads libraries.
-        node = await asyncio.to_thread(node_of, service.id, settings, drivers)
+        # Asking engines and the driver for their versions and cards loads libraries.
+        node = await asyncio.to_thread(node_of, service.id, settings, drivers, gpus)
     except BadInventory as error:
         raise FatalError(str(error)) from error
     prefix = service.settings.yard.prefix
@@ -254,6 +342,7 @@ async def run(service: Service, ending: Ending) -> None:
             log=JetStreamLog(connection, source=f"/agent/{encode_token(service.id)}"),
             wire=JetStreamWire(connection),
             drivers=drivers,
+            gpus=gpus,
             key_of=partial(engine_key, secret),
             files_folder=data / "files",
             mirror_token=mirror_token(secret, service.id),

@@ -10,6 +10,7 @@ import logging
 from msgspec.structs import replace
 
 from nodeagent.domain.assignments import Held
+from nodeagent.givingback import until_back
 from nodeagent.launching import Ended, LaunchEnded
 from nodeagent.tools import Tools
 from schemas.replica import ReplicaFailed, ReplicaStopFailed, ReplicaStopped, ReplicaWithdrawn
@@ -17,11 +18,6 @@ from schemas.replica import ReplicaFailed, ReplicaStopFailed, ReplicaStopped, Re
 LOG = logging.getLogger(__name__)
 
 SURVIVORS_RETRY_S = 2.0
-LOOK_S = 0.1
-LONGEST_LOOK_S = 2.0
-STUCK_AFTER_S = 2.0
-"""So long after the stop the memory may take to come back before anybody is told: kernel and driver need
-a moment for much of it."""
 
 
 class Ending:
@@ -37,7 +33,7 @@ class Ending:
 
     async def told(self, reason: str) -> None:
         """Stops the process, says so, and gives the memory back when it is back."""
-        before = await self._use()
+        before = await self._t.meter.use(self._name)
         result = await self._t.processes.stop(self._name, self._t.grace_s)
         held = self._held
         largest = max(before, held.replica.measured_memory_bytes or 0) or None
@@ -87,7 +83,7 @@ class Ending:
 
     async def kill(self, code: str, reason: str) -> None:
         """Ends a process that is of no use and says why."""
-        freed = await self._use()
+        freed = await self._t.meter.use(self._name)
         result = await self._t.processes.stop(self._name, self._t.grace_s)
         held = self._held
         replica = replace(
@@ -135,43 +131,10 @@ class Ending:
     async def _give_back(self, freed_bytes: int) -> None:
         """Ends the leases after a reading that shows the memory back. Release after the replica's last
         event: a crash between leaves a lease that the next start ends, never one given twice."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        rest_s = LOOK_S
-        said = ""
-        # Neither kernel nor driver has an event for memory that came back.
-        while told := await self._left():
-            if loop.time() - began >= STUCK_AFTER_S and told != said:
-                said = told
-                self._t.books.stuck(self._name, told)
-                LOG.warning("memory is not back", extra={"replica": self._name, "left": told})
-            await asyncio.sleep(rest_s)
-            rest_s = min(rest_s * 1.5, LONGEST_LOOK_S)
+        await until_back(self._t.books, self._t.meter, self._name)
         self._t.books.rest_port(self._held.port if self._name in self._t.books.held else 0)
         self._t.books.release(self._name, freed_bytes=freed_bytes)
         self._t.meter.look_soon()
-
-    async def _left(self) -> str:
-        """What is still taken on the cards it has leases on, in words; empty when nothing is."""
-        parts = [
-            left.told
-            for card in self._cards()
-            if (left := await self._t.meter.left(self._name, card)).memory_bytes > 0
-        ]
-        return "; ".join(parts)
-
-    async def _use(self) -> int:
-        """Bytes it uses on the card it uses most of, as a lease counts them."""
-        used = [await self._t.meter.held_by(self._name, card) for card in self._cards()]
-        return max(used, default=0)
-
-    def _cards(self) -> tuple[str, ...]:
-        """The cards it has leases on; of a parked one that is also the `cpu` card."""
-        return tuple(
-            name
-            for name, card in sorted(self._t.books.cards.items())
-            if any(lease.holder == self._name for lease in card.leases)
-        )
 
     def never_began(self) -> None:
         """The wish to stop came before there was a process."""

@@ -63,6 +63,7 @@ class Loading:
         self._wake = wake
         self._over = over
         self._start: EngineStart | None = None
+        self._fences: dict[str, int] = {}
         self._said_ready = running is not None and running.ready
         self._said_load_s = running.load_s if running is not None else None
 
@@ -76,6 +77,8 @@ class Loading:
 
         An interrupted fetch leaves what came, for whoever wants the same files next.
         """
+        # Granted in the step that made this; from here on somebody may take it away.
+        self._fences = self._t.books.fences(self._name)
         launch = self._held().launch
         if launch is None:
             return None
@@ -112,10 +115,21 @@ class Loading:
             return NotStarted(code=prepared.code, reason=prepared.sentence)
         if self._over():
             return None
+        if not self._t.books.still_leased(self._name, self._fences):
+            # A fetch takes hours; a card may have been taken away meanwhile, by a repair of the log say.
+            return NotStarted(code="lost", reason="its lease ended before its engine began")
         self._start = prepared
+        environment = {
+            **prepared.environment,
+            # The cards it was given, whatever its profile or the agent's own environment say.
+            **self._t.meter.environment(self._held().replica.cards),
+        }
         try:
             begun = await self._t.processes.start(
-                self._name, prepared, grace_s=self._t.grace_s, log_bytes=self._t.log_bytes
+                self._name,
+                replace(prepared, environment=environment),
+                grace_s=self._t.grace_s,
+                log_bytes=self._t.log_bytes,
             )
         except LaunchFault as error:
             return NotStarted(code="spawn_failed", reason=str(error))

@@ -105,17 +105,6 @@ def slack_bytes(card: Card) -> int:
     return min(SLACK_BYTES, part)
 
 
-def is_news(card: Card, reading: Reading) -> bool:
-    """Whether the card's state tells something else than this reading, whose strangers are lasting ones."""
-    slack = slack_bytes(card)
-    if {seen.pid for seen in reading.strangers} != {one.pid for one in card.stowaways}:
-        return True
-    return (
-        abs(reading.used_bytes - card.used_bytes) > slack
-        or abs(reading.other_bytes - card.other_bytes) > slack
-    )
-
-
 def still_held_bytes(
     holder: str, reading: Reading, unexplained_before_bytes: int, had_bytes: int, slack: int
 ) -> int:

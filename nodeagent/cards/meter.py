@@ -6,7 +6,7 @@ threads and the order: one look at a time, the processes first, then the cards.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -57,8 +57,8 @@ class CardMeter:
         look_s: float,
         timeout_s: float = 10.0,
     ) -> None:
-        """`census` looks at all processes, `cards` are the states of the books, `tell` gets each reading
-        that says something new. `look_s` is the time between two looks of the regular kind."""
+        """`census` looks at all processes, `cards` are the states of the books, `tell` gets the readings,
+        of each card at most one a second; what of it is news is for the books to say. `look_s` is the time between two looks of the regular kind."""
         self._infos = {info.id: info for info in infos}
         self._providers = [(one, Aside(f"{one.name} cards", timeout_s)) for one in providers]
         self._census = census
@@ -98,7 +98,7 @@ class CardMeter:
         self._soon.set()
 
     async def look(self) -> tuple[Reading, ...]:
-        """One reading of every card that can be read; what is new in it is told."""
+        """One reading of every card that can be read; the books are told."""
         async with self._lock:
             readings = await self._read(None)
             for reading in readings.values():
@@ -108,12 +108,22 @@ class CardMeter:
     async def held_by(self, holder: str, card: str) -> int:
         return (await self.left(holder, card)).memory_bytes
 
+    async def use(self, holder: str) -> int:
+        on = {
+            card.id
+            for card in self._cards().values()
+            if (lease := _lease(card, holder)) is not None and lease.kind != "parked"
+        }
+        async with self._lock:
+            readings = await self._read(on)
+        return sum(readings[card].of.get(holder, 0) for card in on if card in readings)
+
     async def left(self, holder: str, card: str) -> Left:
         """What `holder` has on `card`, by a reading taken now; a card nobody has any more has nothing."""
         if card not in self._infos:
             return Left(memory_bytes=0)
         async with self._lock:
-            readings = await self._read(card)
+            readings = await self._read({card})
         reading = readings.get(card)
         state = self._cards().get(card)
         most = self._most.get(holder, {}).get(card, 0)
@@ -155,8 +165,9 @@ class CardMeter:
             card.leases or card.used_bytes for card in self._cards().values()
         )
 
-    async def _read(self, only: str | None) -> dict[str, Reading]:
-        """Readings of all cards, or of all cards of the provider of one; remembers what they say of holders."""
+    async def _read(self, only: Set[str] | None) -> dict[str, Reading]:
+        """Readings of all cards, or of all those whose providers have one of `only`; remembers what they
+        say of holders."""
         cards = dict(self._cards())
         pids, alive = await self._pids(cards)
         away = frozenset(
@@ -167,7 +178,7 @@ class CardMeter:
         readings: dict[str, Reading] = {}
         for provider, aside in self._providers:
             mine = {info.id for info in self._infos.values() if _source(info) == provider.name}
-            if not mine or (only is not None and only not in mine):
+            if not mine or (only is not None and not mine & only):
                 continue
             for card, raw in (await self._ask(provider, aside, pids, away)).items():
                 if card in mine:
@@ -250,19 +261,18 @@ class CardMeter:
         if card is None:
             return
         lasting = replace(reading, strangers=attribution.lasting(before, reading))
+        loop = asyncio.get_running_loop()
         if len(lasting.strangers) < len(reading.strangers):
             # Two readings make a stowaway; the second need not wait for its time.
-            asyncio.get_running_loop().call_later(TOLD_EVERY_S, self.look_soon)
-        if not attribution.is_news(card, lasting):
-            return
-        loop = asyncio.get_running_loop()
+            loop.call_later(TOLD_EVERY_S, self.look_soon)
         rest_s = self._told_at.get(card.id, -TOLD_EVERY_S) + TOLD_EVERY_S - loop.time()
         if rest_s > 0:
             loop.call_later(rest_s, self.look_soon)
             return
         self._told_at[card.id] = loop.time()
+        known = {stowaway.pid for stowaway in card.stowaways}
         for seen in lasting.strangers:
-            if seen.pid not in {one.pid for one in card.stowaways}:
+            if seen.pid not in known:
                 LOG.warning(
                     "a process uses a card without a lease",
                     extra={

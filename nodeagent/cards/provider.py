@@ -87,6 +87,10 @@ class Meter(Protocol):
         counts on `cpu` and not on a card without a meter of its own."""
         ...
 
+    async def use(self, holder: str) -> int:
+        """Bytes `holder` has now on all cards where it is not parked, together."""
+        ...
+
     async def left(self, holder: str, card: str) -> Left:
         """As `held_by`, and what it is in words, for who has to say why a lease is not free."""
         ...
