@@ -34,7 +34,7 @@ from gateway.domain.routing import (
     SERVING_PHASES,
     Loss,
     choose,
-    end_of_streams,
+    end_of_answers,
     loss_by_log,
 )
 from gateway.domain.table import (
@@ -55,6 +55,9 @@ log = logging.getLogger("gateway")
 FAILED_START_GRACE_S = 0.25
 """A failed start is followed by the control plane's refusal, which knows when to come back; without
 one its waiters are answered after this."""
+
+RESTED = ("parked", "starting")
+"""Phases a replica serves again from, if it ever does; `starting`: also when it resumes."""
 
 DEFAULT_WAIT_S = GatewaySettings().wait_s
 
@@ -274,7 +277,7 @@ class Gateway:
         for replica_id in list(self._runs):
             self._abort_lost(replica_id, table.replicas.get(replica_id))
         for replica in table.replicas.values():
-            if replica.phase == "parked":
+            if replica.phase in RESTED:
                 self._rested(replica)
         for replica_id in [r for r in self.ejected if r not in table.replicas]:
             self.trust(replica_id)
@@ -307,7 +310,7 @@ class Gateway:
                     touched[known.model] = None
                     draining = draining or (after is not None and after.phase == "draining")
                     self._abort_lost(known.id, after)  # 1
-                    if after is not None and after.phase == "parked":
+                    if after is not None and after.phase in RESTED:
                         self._rested(after)  # 4
                     if known.id not in table.replicas:
                         self.trust(known.id)
@@ -414,13 +417,13 @@ class Gateway:
                 run.lost = loss
                 run.abort(f"the replica {replica_id} is no longer this launch ({loss})")
                 continue
-            why = end_of_streams(loss, after, replica_id)
+            why = end_of_answers(after, replica_id)
             if why is not None:
                 run.lost = loss
                 run.abort(why)
 
     def _rested(self, replica: Replica) -> None:
-        """A replica is parked: what was suspected of it and every connection to it are of the past."""
+        """A replica was parked: what was suspected of it and every connection to it are of the past."""
         self.trust(replica.id)
         if replica.endpoint is not None:
             self.on_endpoint_gone(replica.endpoint)

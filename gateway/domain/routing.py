@@ -23,6 +23,9 @@ stopped             the log says the replica was stopped or parked, on purpose
 
 Verdict = Literal["again", "engine_error"]
 
+SERVING_PHASES: Final = ("ready", "draining")
+"""Phases in which an engine answers: only then a request, or a probe, says anything about it."""
+
 MAX_PLANNED_MOVES = 8
 """A request moved this often by planned stops alone is given up; it only guards against a fault of ours."""
 
@@ -64,38 +67,37 @@ def after_loss(loss: Loss, *, unplanned_before: int, planned_before: int) -> Ver
 def loss_by_log(after: Replica | None, before: Replica) -> Loss | None:
     """What an event did to requests that run at `before` and have no byte yet; None: they stay.
 
-    A draining replica finishes its requests; one that is stopped, parked or gone does not: a parked
-    engine is silent, and says nothing of what it was doing when it comes back. Another endpoint or
-    another process under the same id is another launch.
+    1. stopped, parked or gone: a parked engine is silent, and says nothing of what it was doing when it
+       comes back. One that starts again under its id, or is ready for a second time, was parked between
+    2. it failed
+    3. another endpoint or another process under the same id is another launch
+    4. a draining one finishes its requests
     """
-    if after is None or after.phase in ("stopped", "parked", "withdrawn", "stop_failed"):
+    if after is None or after.phase not in (*SERVING_PHASES, "failed", "refused"):  # 1
         return "stopped"
-    if after.phase in ("failed", "refused"):
+    if after.phase in ("failed", "refused"):  # 2
         return "crashed"
     if (after.endpoint, after.pid, after.started_at) != (
         before.endpoint,
         before.pid,
         before.started_at,
     ):
-        return "not_this_launch"
-    return None
+        return "not_this_launch"  # 3
+    return None if after.ready_at == before.ready_at else "stopped"  # 1, 4
 
 
-SERVING_PHASES: Final = frozenset({"ready", "draining"})
-"""Phases in which an engine answers: only then a request, or a probe, says anything about it."""
+def end_of_answers(after: Replica | None, replica_id: str) -> str | None:
+    """Why an answer that has begun ends with this event, as a sentence for its client; None: it goes on.
 
-
-def end_of_streams(loss: Loss, after: Replica | None, replica_id: str) -> str | None:
-    """Why an answer that has begun ends here too, as a sentence for its client; None: it runs on.
-
-    A parked engine would keep its stream open for ever, and what a dead one left in flight ends with its
-    connections anyway. Only of another launch under the same id nothing is known.
+    A parked engine would keep its stream open for ever, and what a dead one left ends with its
+    connections anyway.
     """
-    if loss not in ("stopped", "crashed"):
+    if after is None:
+        return f"the engine {replica_id} is gone"
+    if after.phase in SERVING_PHASES:
         return None
-    done = "is gone" if after is None else _ENDED.get(after.phase, f"was {after.phase}")
-    reason = after.reason if after is not None else ""
-    return f"the engine {replica_id} {done}" + (f": {reason}" if reason else "")
+    done = _ENDED.get(after.phase, "was stopped")
+    return f"the engine {replica_id} {done}" + (f": {after.reason}" if after.reason else "")
 
 
-_ENDED: Final = {"failed": "failed", "stop_failed": "was stopped", "refused": "did not start"}
+_ENDED: Final = {"failed": "failed", "parked": "was parked", "starting": "was parked"}

@@ -24,7 +24,8 @@ class FakeEngine:
     """`gate` closed: requests are read and then held before the first byte of their answer.
 
     `status` other than 200 answers that with an error of OpenAI's form. `drop_next` closes the
-    connections of so many requests instead of answering. `pace_s` is between two tokens.
+    connections of so many requests instead of answering. `pace_s` is between two tokens. `connections`
+    counts all that were ever made.
     """
 
     model: str = "m"
@@ -42,6 +43,7 @@ class FakeEngine:
     aborted: int = 0
     unauthorized: int = 0
     running: int = 0
+    connections: int = 0
     port: int = 0
     _server: asyncio.Server | None = None
     _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
@@ -76,6 +78,7 @@ class FakeEngine:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
         try:
             while await self._one(reader, writer):
                 pass

@@ -24,6 +24,7 @@ from gateway.keys import engine_keys
 from schemas.beacons import GatewayBeacon
 from schemas.commands import ModelActivate
 from schemas.messages import Event, State
+from schemas.node import NodeStarted
 from schemas.replica import ReplicaPhase
 from schemas.settings import GatewaySettings
 from tests.support.aio import until
@@ -42,6 +43,7 @@ class Yard:
     data: Path
     story: Story = field(default_factory=Story)
     heads: dict[str, tuple[int, int]] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
     access: list[bytes] = field(default_factory=list)
     beacons: list[GatewayBeacon] = field(default_factory=list)
     logs: dict[str, MemoryLog] = field(default_factory=dict)
@@ -53,8 +55,12 @@ class Yard:
         subject = event_subject(noun, *key)
         seq, rev = self.heads.get(subject, (0, 0))
         draft = Draft(subject=subject, event=event, state=state, expected_seq=seq, rev=rev + 1)
-        appended = await self.log.append(draft, epoch=1)
+        of_agent = noun in ("node", "card", "replica")
+        epoch = self.epochs.get(key[0], 1) if of_agent else 1
+        appended = await self.log.append(draft, epoch=epoch)
         self.heads[subject] = (appended.seqs[0], rev + 1)
+        if isinstance(event, NodeStarted):
+            self.epochs[key[0]] = appended.seqs[0]
         return appended.seqs[0]
 
     async def tell(self, made: Any) -> int:
@@ -66,6 +72,10 @@ class Yard:
 
     async def activation(self, phase: Any = "loading", **fields: Any) -> int:
         return await self.tell(self.story.activation(phase, **fields))
+
+    async def cards(self, node: str = "n1", *ids: str, **fields: Any) -> int:
+        """What an agent tells of its machine: its cards."""
+        return await self.tell(self.story.cards(node, *ids, **fields))
 
     async def engine(self, **fields: Any) -> FakeEngine:
         """An engine that listens."""

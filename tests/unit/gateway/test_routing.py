@@ -1,12 +1,13 @@
 """Which replica a request goes to, and what happens to one that lost its own."""
 
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 
-from gateway.domain.routing import Loss, after_loss, choose, loss_by_log
+from gateway.domain.routing import Loss, after_loss, choose, end_of_answers, loss_by_log
 from schemas.replica import Replica, ReplicaPhase
-from tests.support.gateway_world import a_replica
+from tests.support.gateway_world import NOW, a_replica
 
 
 def chosen_id(replicas: list[Replica], key: str) -> str | None:
@@ -71,6 +72,8 @@ def test_inv_1_a_planned_stop_never_uses_up_the_retry() -> None:
         ("stopped", "stopped"),
         ("parked", "stopped"),
         ("stop_failed", "stopped"),
+        # Ready once, and starting again under its id: it was parked in between.
+        ("starting", "stopped"),
         ("failed", "crashed"),
     ],
 )
@@ -84,3 +87,32 @@ def test_another_launch_under_the_same_id_ends_them_too() -> None:
     assert loss_by_log(a_replica(pid=7), a_replica(pid=6)) == "not_this_launch"
     assert loss_by_log(a_replica(endpoint="http://x:1"), a_replica()) == "not_this_launch"
     assert loss_by_log(None, a_replica()) == "stopped"
+
+
+def test_a_replica_that_is_ready_for_a_second_time_was_parked_in_between() -> None:
+    before = a_replica(ready_at=NOW)
+    again = a_replica(ready_at=NOW + timedelta(minutes=5))
+    assert loss_by_log(again, before) == "stopped"
+    # An idle stop that was taken back is the same readiness.
+    assert loss_by_log(a_replica(ready_at=NOW, taken_back="d-1"), before) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        ("ready", None),
+        ("draining", None),
+        ("stopped", "the engine r-1 was stopped: claim doom"),
+        ("stop_failed", "the engine r-1 was stopped: claim doom"),
+        ("parked", "the engine r-1 was parked: claim doom"),
+        ("failed", "the engine r-1 failed: claim doom"),
+    ],
+)
+def test_an_answer_that_has_begun_ends_with_its_engine_and_says_why(
+    phase: ReplicaPhase, told: str | None
+) -> None:
+    assert end_of_answers(a_replica(phase=phase, reason="claim doom"), "r-1") == told
+
+
+def test_an_engine_that_left_no_word_is_gone() -> None:
+    assert end_of_answers(None, "r-1") == "the engine r-1 is gone"
