@@ -4,63 +4,31 @@ Everything in it can be rebuilt from the world; it decides nothing. A step witho
 forgetting it costs time and never changes a decision.
 """
 
-from bisect import bisect_left, insort
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
 from heapq import heappop, heappush
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from controlplane.domain.needs import Needs
+from controlplane.domain.planned import Planned
 from controlplane.domain.revision import profile_revision
+from controlplane.domain.rooms import CardKey, Room, RoomBook, make_room
 from controlplane.domain.world import World
 from schemas.model import Profile
-from schemas.plan import Plan, PlanItem
-from schemas.replica import TERMINAL_PHASES, Replica
-
-CardKey = tuple[str, str]
-RoomKey = tuple[int, datetime, str, str]
-
-LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
-"""Before anything a card can remember."""
+from schemas.plan import Plan
+from schemas.replica import Replica
 
 ITEM_BYTES: Final = 1536
 """What an item takes in a plan beside its profile and source, with the longest stop it may get."""
 
+_LONG_PLAN: Final = 16
+"""Items a plan has before it can be full: none is larger than an entry may be."""
 
-class Planned(Struct, frozen=True, kw_only=True):
-    """A plan item and the node whose plan it is in."""
-
-    node: str
-    item: PlanItem
-
-
-class Holder(Struct, frozen=True, kw_only=True):
-    """Who holds memory of a card. `planned` None: only the card's own lease tells of it."""
-
-    replica: str
-    memory_bytes: int
-    planned: Planned | None = None
-    stopping: bool = False
-
-
-class Room(Struct, frozen=True, kw_only=True):
-    """What one card has. `order` is its place in the node's configuration, `rev` its revision.
-
-    `given_at` is when it was last given to a replica, None when that is not known any more.
-    """
-
-    node: str
-    card: str
-    kind: str
-    order: int
-    total_bytes: int
-    free_bytes: int
-    rev: int
-    holders: tuple[Holder, ...] = ()
-    exclusive: bool = False
-    given_at: datetime | None = None
+_CHANGES_KEPT: Final = 4096
+"""Changed cards remembered; a verdict older than that is judged afresh."""
 
 
 class Alarms:
@@ -101,7 +69,8 @@ class StepIndex:
     `dirty` are the models something happened to since a step found nothing to do for them; `wake` says
     when time alone may change that, `idle` when a model may have been idle for long enough. `short`
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
-    `waits` are placement's verdicts that hold as long as no card, plan, replica, entry or record changes.
+    `waits` are placement's verdicts, each with the place in `changes` it was judged at: which cards changed
+    since says whether it holds. `drains` is placement's order of victims for one set of beacons.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
     those of them somebody asked for in vain. `jobs` and `files` are those to look at again, `job_wake` and
     `file_wake` say when time alone may change something for them; `needs` is who needs which file.
@@ -128,7 +97,10 @@ class StepIndex:
         self.version = 0
         self.queue_seen: tuple[int, str] | None = None
         self.queue_due: datetime | None = None
-        self.waits: dict[tuple[str, str], tuple[object, object]] = {}
+        self.waits: dict[tuple[str, str], object] = {}
+        self.changes: list[CardKey] = []
+        self.changes_from = 0
+        self.drains: object = None
         self.needs = Needs()
         self.jobs: set[str] = set()
         self.files: set[str] = set()
@@ -143,11 +115,12 @@ class StepIndex:
         self._model_of: dict[str, str] = {}
         self._cards_of: dict[str, tuple[CardKey, ...]] = {}
         self._replicas_on: dict[CardKey, set[str]] = {}
-        self._rooms: dict[CardKey, Room] = {}
+        self._book = RoomBook()
+        self._places: dict[CardKey, int] = {}
+        self._cards_at: dict[str, tuple[CardKey, ...]] = {}
         self._stale: set[CardKey] = set()
-        self._ranked: list[tuple[RoomKey, Room]] = []
-        self._ranked_at: dict[CardKey, RoomKey] = {}
-        self._cards_known: dict[str, set[CardKey]] = {}
+        self._matching: dict[tuple[str, ...], tuple[CardKey, ...]] = {}
+        self._sets: dict[frozenset[CardKey], frozenset[CardKey]] = {}
         self._revisions: dict[tuple[str, str], str] = {}
         self._plan_bytes: dict[str, int] = {}
 
@@ -231,32 +204,36 @@ class StepIndex:
                 self.wake_jobs(key[0])
                 for cached in [k for k in self._revisions if k[0] == key[0]]:
                     del self._revisions[cached]
-                for planned in self.items_of.get(key[0], {}).values():
-                    self._forget_rooms(planned)
+                self._forget_rooms_of(key[0])
+                self._forget_waits(key[0])
             case "activation":
                 self._activation(world, key[0], key[1])
                 self.dirty.add(key[0])
+                # Whether those waiting for the model have their answer decides who may be drained.
+                for planned in self.items_of.get(key[0], {}).values():
+                    self._changed((planned.node, card) for card in planned.item.cards)
             case "record":
                 self.dirty.add(key[0])
+                self._forget_waits(key[0])
                 self.wake_jobs(key[0])
             case "plan":
                 self._plan(key[0], world.plans.get(key[0]))
             case "replica":
                 before = self._model_of.get(key[1])
                 self._replica(key[1], world.replicas.get(key[1]))
-                self.wake_jobs(self._model_of.get(key[1], before or ""))
+                name = self._model_of.get(key[1], before or "")
+                self._forget_waits(name)
+                self.wake_jobs(name)
             case "card":
                 self._forget_room((key[0], key[1]))
             case "node" | "nodestate":
                 self._node(world, key[0])
                 # Where a model fits depends on which nodes there are.
                 self.jobs |= world.running_jobs
+                self.waits.clear()
             case _:
                 return
         self.version += 1
-        if noun != "activation" or self.items_of.get(key[0]):
-            # The demand of a model without replicas protects nobody, so no verdict rests on it.
-            self.waits.clear()
 
     def _activation(self, world: World, model: str, scope: str) -> None:
         scopes = self.scopes_of.setdefault(model, set())
@@ -271,15 +248,26 @@ class StepIndex:
             self.unanswered.discard(model)
 
     def _node(self, world: World, node: str) -> None:
-        for info in world.nodes[node].cards if node in world.nodes else ():
-            self._forget_room((node, info.id))
-        for card in self._cards_known.get(node, ()):
+        state = world.nodes.get(node)
+        before = self._cards_at.pop(node, ())
+        after = tuple((node, info.id) for info in state.cards) if state is not None else ()
+        for card in before:
+            del self._places[card]
+        self._places.update({card: order for order, card in enumerate(after)})
+        if after:
+            self._cards_at[node] = after
+        if before != after:
+            self._matching = {}
+        for card in dict.fromkeys((*before, *after)):
             self._forget_room(card)
         for item in self._plans.get(node, _NO_PLAN).items:
             self.dirty.add(item.launch.model)
 
     def _plan(self, node: str, plan: Plan | None) -> None:
         self._plan_bytes.pop(node, None)
+        if len(self._plans.get(node, _NO_PLAN).items) > _LONG_PLAN:
+            # It may have been full for all of the node's cards, and is not any more.
+            self._changed(self.cards_at(node))
         before = {item.replica: item for item in self._plans.get(node, _NO_PLAN).items}
         after = {item.replica: item for item in plan.items} if plan is not None else {}
         for replica, item in before.items():
@@ -289,6 +277,9 @@ class StepIndex:
                 for card in item.cards:
                     self.on_card[(node, card)].pop(replica, None)
                 self._forget_rooms(planned)
+                # How many there are decides which of the others are more than `min`.
+                self._forget_rooms_of(item.launch.model)
+                self._forget_waits(item.launch.model)
                 self.dirty.add(item.launch.model)
                 self.wake_jobs(item.launch.model)
         for replica, item in after.items():
@@ -299,7 +290,8 @@ class StepIndex:
             self.items_of.setdefault(item.launch.model, {})[replica] = planned
             for card in item.cards:
                 self.on_card.setdefault((node, card), {})[replica] = planned
-            self._forget_rooms(planned)
+            self._forget_rooms_of(item.launch.model)
+            self._forget_waits(item.launch.model)
             self.dirty.add(item.launch.model)
             self.wake_jobs(item.launch.model)
         if plan is None:
@@ -330,21 +322,48 @@ class StepIndex:
             self.dirty.add(planned.item.launch.model)
 
     def _given_at(self, world: World, card: CardKey) -> datetime | None:
-        """When the card was last given: to a replica still known, or by an item still planned."""
+        """When the card was last given: to a replica still known, by an item still planned, to a lease."""
         times = [planned.item.decided_at for planned in self.on_card.get(card, {}).values()]
         for id_ in self._replicas_on.get(card, ()):
             started_at = world.replicas[id_].started_at
             if started_at is not None:
                 times.append(started_at)
+        state = world.cards.get(card)
+        times.extend(x.since for x in state.leases if x.kind == "named") if state else None
         return max(times, default=None)
 
+    def _changed(self, cards: Iterable[CardKey]) -> None:
+        self.changes.extend(cards)
+        if len(self.changes) > 2 * _CHANGES_KEPT:
+            del self.changes[:_CHANGES_KEPT]
+            self.changes_from += _CHANGES_KEPT
+
+    @property
+    def change(self) -> int:
+        """The number of the next change of a card."""
+        return self.changes_from + len(self.changes)
+
+    def changed_since(self, change: int) -> Sequence[CardKey] | None:
+        """Cards that changed from that number on, some more than once; None when that is forgotten."""
+        if change < self.changes_from:
+            return None
+        return self.changes[change - self.changes_from :]
+
+    def _forget_waits(self, model: str) -> None:
+        for scope in ("any", *self.scopes_of.get(model, ())):
+            self.waits.pop((model, scope), None)
+
     def _forget_room(self, card: CardKey) -> None:
-        self._rooms.pop(card, None)
         self._stale.add(card)
+        self._changed((card,))
 
     def _forget_rooms(self, planned: Planned) -> None:
         for card in planned.item.cards:
             self._forget_room((planned.node, card))
+
+    def _forget_rooms_of(self, model: str) -> None:
+        for planned in self.items_of.get(model, {}).values():
+            self._forget_rooms(planned)
 
     def revision(self, world: World, model: str, profile: Profile) -> str:
         """The revision a start of this profile would have now."""
@@ -364,116 +383,59 @@ class StepIndex:
             self._plan_bytes[node] = known
         return known
 
-    def room(self, world: World, node: str, order: int) -> Room:
-        """What the `order`-th card of a node's inventory has."""
-        info = world.nodes[node].cards[order]
-        key = (node, info.id)
-        known = self._rooms.get(key)
-        if known is not None and known.order == order:
-            return known
-        card = world.cards.get(key)
-        total = card.memory_bytes if card is not None else info.memory_bytes
-        holders = self._holders(world, key)
-        known = Room(
-            node=node,
-            card=info.id,
-            kind=info.kind,
-            order=order,
-            total_bytes=total,
-            free_bytes=total - sum(holder.memory_bytes for holder in holders),
-            rev=card.rev if card is not None else 0,
-            holders=holders,
-            exclusive=any(_is_exclusive(world, holder.planned) for holder in holders),
-            given_at=self._given_at(world, key),
+    def book(self, world: World) -> RoomBook:
+        """Every card there is, as it is now."""
+        if self._stale:
+            stale = sorted(self._stale)
+            self._stale.clear()
+            fresh = [self._made(world, card) for card in stale if card in self._places]
+            for room in fresh:
+                before = self._book.rooms.get(room.where)
+                if before is None or before.total_bytes != room.total_bytes:
+                    # Which cards are too small for a model is what its refusals tell.
+                    self.waits.clear()
+            self._book.put(fresh, [card for card in stale if card not in self._places])
+        return self._book
+
+    def _made(self, world: World, card: CardKey) -> Room:
+        order = self._places[card]
+        return make_room(
+            world,
+            card[0],
+            order,
+            world.nodes[card[0]].cards[order],
+            self.on_card.get(card, {}),
+            self._given_at(world, card),
+            self,
         )
-        self._rooms[key] = known
+
+    def count_of(self, model: str) -> int:
+        """How many plan items a model has."""
+        return len(self.items_of.get(model, ()))
+
+    def room(self, world: World, card: CardKey) -> Room | None:
+        """What a card has, None when no node has such a card."""
+        return self.book(world).rooms.get(card)
+
+    def cards_at(self, node: str) -> tuple[CardKey, ...]:
+        """The cards of a node in the order of its configuration."""
+        return self._cards_at.get(node, ())
+
+    def matching(self, patterns: tuple[str, ...]) -> tuple[CardKey, ...]:
+        """The cards that one of these patterns of `node/card` names, in order; kinds among them name none."""
+        known = self._matching.get(patterns)
+        if known is None:
+            named = [wish for wish in patterns if "/" in wish]
+            known = tuple(
+                card
+                for card in sorted(self._places)
+                if any(fnmatchcase(f"{card[0]}/{card[1]}", wish) for wish in named)
+            )
+            self._matching[patterns] = known
         return known
 
-    def rooms(self, world: World) -> list[tuple[RoomKey, Room]]:
-        """Every card there is, in the order of ties: place in its node, least recently given, id."""
-        if self._stale:
-            if len(self._stale) > 64:
-                self._ranked = [pair for pair in self._ranked if pair[1] is self._room_of(pair[1])]
-                found = [self._ranked_room(world, card) for card in self._stale]
-                self._ranked.extend(pair for pair in found if pair is not None)
-                self._ranked.sort(key=_first)
-            else:
-                for card in self._stale:
-                    before = self._ranked_at.get(card)
-                    if before is not None:
-                        del self._ranked[bisect_left(self._ranked, before, key=_first)]
-                    pair = self._ranked_room(world, card)
-                    if pair is not None:
-                        insort(self._ranked, pair, key=_first)
-            self._stale.clear()
-        return self._ranked
-
-    def _room_of(self, room: Room) -> Room | None:
-        card = (room.node, room.card)
-        return None if card in self._stale else self._rooms.get(card)
-
-    def _ranked_room(self, world: World, card: CardKey) -> tuple[RoomKey, Room] | None:
-        node = world.nodes.get(card[0])
-        for order, info in enumerate(node.cards if node is not None else ()):
-            if info.id == card[1]:
-                room = self.room(world, card[0], order)
-                key = (order, room.given_at or LONG_AGO, card[0], card[1])
-                self._ranked_at[card] = key
-                self._cards_known.setdefault(card[0], set()).add(card)
-                return key, room
-        self._ranked_at.pop(card, None)
-        self._cards_known.get(card[0], set()).discard(card)
-        return None
-
-    def _holders(self, world: World, key: CardKey) -> tuple[Holder, ...]:
-        """Each replica once, with the larger of its lease and its plan item.
-
-        A lease without an item is a replica that ended and whose memory was not read back yet, an item
-        without a lease one that was not answered yet: both count as use.
-        """
-        found: dict[str, Holder] = {}
-        for replica_id, planned in self.on_card.get(key, {}).items():
-            replica = world.replicas.get(replica_id)
-            if replica is not None and replica.phase in TERMINAL_PHASES:
-                continue
-            used = replica.measured_memory_bytes if replica is not None else None
-            found[replica_id] = Holder(
-                replica=replica_id,
-                memory_bytes=max(planned.item.memory_bytes, used or 0),
-                planned=planned,
-                # Survivors of a stop that failed hold the memory until somebody acts: they do not leave.
-                stopping=planned.item.stop is not None
-                and (replica is None or replica.phase != "stop_failed"),
-            )
-        card = world.cards.get(key)
-        for lease in card.leases if card is not None else ():
-            held = found.get(lease.holder)
-            if held is None:
-                # An ended or unplanned one: its agent is stopping it or reads its memory back.
-                found[lease.holder] = Holder(
-                    replica=lease.holder,
-                    memory_bytes=lease.memory_bytes,
-                    planned=None,
-                    stopping=True,
-                )
-            elif lease.memory_bytes > held.memory_bytes:
-                found[lease.holder] = Holder(
-                    replica=held.replica,
-                    memory_bytes=lease.memory_bytes,
-                    planned=held.planned,
-                    stopping=held.stopping,
-                )
-        return tuple(found[id_] for id_ in sorted(found))
-
-
-def _first(pair: tuple[RoomKey, Room]) -> RoomKey:
-    return pair[0]
-
-
-def _is_exclusive(world: World, planned: Planned | None) -> bool:
-    if planned is None:
-        return False
-    model = world.models.get(planned.item.launch.model)
-    if model is None:
-        return False
-    return any(p.exclusive for p in model.profiles if p.name == planned.item.launch.profile)
+    def one_of(self, cards: frozenset[CardKey]) -> frozenset[CardKey]:
+        """The same set as one object for all who name it: many wait for the same cards."""
+        if len(self._sets) > 256:
+            self._sets.clear()
+        return self._sets.setdefault(cards, cards)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from controlplane.domain import estimate, jobentry, needs
 from controlplane.domain.files import copy_on, is_here
 from controlplane.domain.jobwrites import CHECK_AHEAD
-from controlplane.domain.placement import is_heard
+from controlplane.domain.judging import is_heard
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.rehearsal import rehearse
 from controlplane.domain.reports import HeaderRead

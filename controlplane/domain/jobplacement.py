@@ -191,7 +191,7 @@ def _progress(scene: Scene, model: Model, known: Record | None) -> tuple[str, st
         return "it fits nowhere", found.sentence
     if failed:
         return failed, ""
-    cards = sorted({f"{c.node}/{c.cards[0]}" for c in found.fits})
+    cards = sorted({f"{c.node}/{'+'.join(c.cards)}" for c in found.fits})
     more = f" and {len(cards) - CARDS_SAID} more" if len(cards) > CARDS_SAID else ""
     needed = memory.amount(min(p.memory_bytes for p in model.profiles))
     return f"waiting for room on {', '.join(cards[:CARDS_SAID])}{more}: it needs {needed}", ""

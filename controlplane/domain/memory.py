@@ -30,17 +30,31 @@ def measured(record: Record | None, profile: str, card_kind: str) -> Measured | 
 
 
 def needed_bytes(profile: Profile, card_kind: str, record: Record | None) -> int:
-    """1.1 x the measured use when there is one, else what the profile states."""
+    """Bytes on each card: 1.1 x the measured use when there is one, else what the profile states.
+
+    What was measured of a replica on several cards is shared among them, and no less than what is stated:
+    they need not be equal.
+    """
     known = measured(record, profile.name, card_kind)
     if known is None or known.memory_bytes <= 0:
         return profile.memory_bytes
-    return known.memory_bytes * MARGIN_PERCENT // 100
+    if profile.cards == 1:
+        return known.memory_bytes * MARGIN_PERCENT // 100
+    share = -(-known.memory_bytes // profile.cards)
+    return max(profile.memory_bytes, share * MARGIN_PERCENT // 100)
 
 
 def expected_load_s(record: Record | None, profile: str, card_kind: str) -> float | None:
     """The median of the last load times, None when nothing was loaded yet."""
     known = measured(record, profile, card_kind)
-    if known is None or not known.load_s:
-        return None
-    times = sorted(known.load_s)
-    return times[len(times) // 2]
+    return _median(known.load_s) if known is not None else None
+
+
+def expected_resume_s(record: Record | None, profile: str, card_kind: str) -> float | None:
+    """The median of the last times it took to bring a parked replica back, None when none did yet."""
+    known = measured(record, profile, card_kind)
+    return _median(known.resume_s) if known is not None else None
+
+
+def _median(times: tuple[float, ...]) -> float | None:
+    return sorted(times)[len(times) // 2] if times else None

@@ -1,63 +1,89 @@
-"""Chooses profile and card for one start, or gives the reasons against every candidate.
+"""Chooses profile and cards for one start, or gives the reasons against every candidate.
 
 It reads and never reserves: the caller writes the plan item in the decision that follows, and asks again
 after every change. The order of nodes in the world never matters.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterator
 from datetime import datetime
-from fnmatch import fnmatchcase
-from itertools import groupby
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
-from controlplane.domain import holders, memory, record
-from controlplane.domain.holders import Draining
-from controlplane.domain.index import ITEM_BYTES, LONG_AGO, CardKey, Planned, Room
-from controlplane.domain.scene import ANY, MOST_STATE_BYTES, Scene
-from schemas.activation import Activation
+from controlplane.domain import memory, searching
+from controlplane.domain.judging import (
+    Demand,
+    Facts,
+    Found,
+    facts_of,
+    is_heard,
+    judge,
+    judge_parked,
+    judge_set,
+    node_problem,
+    unsuited,
+)
+from controlplane.domain.rooms import CardKey, Planned
+from controlplane.domain.scene import ANY, Scene
 from schemas.model import Model, Profile
 from schemas.placement import Candidate, PlacementReport
-from schemas.record import Record
 
-POLICY_VERSION: Final = 1
+POLICY_VERSION: Final = 2
 MISSES_KEPT: Final = 8
 
+JUDGED_AT_ONCE: Final = 64
+"""Up to so many candidates are all judged and counted in the report; of more only as many as decide."""
 
-class Demand(Struct, frozen=True, kw_only=True):
-    """One replica more of a model. `wanted_at` is its place in the queue.
-
-    `activation` is the demand's own; None when only `min` asks. `fresh`: the demand begins with the
-    decision it is placed in.
-    """
-
-    model: Model
-    wanted_at: datetime
-    scope: str = ANY
-    activation: Activation | None = None
-    fresh: bool = False
+__all__ = [
+    "Claims",
+    "Demand",
+    "NoNode",
+    "NoRoom",
+    "Placed",
+    "Verdict",
+    "Wait",
+    "candidates",
+    "cards_possible",
+    "place",
+    "sentence",
+]
 
 
 class Placed(Struct, frozen=True, kw_only=True):
-    """Room now, at rank 2 or 3."""
+    """Room now, at rank 1 to 3; or at rank 4 when only leases have to leave, which the agent asks to.
+
+    `resume` is the parked replica to bring back instead of a start, `evict` are those leases' ids.
+    `memory_bytes` is per card.
+    """
 
     profile: Profile
     node: str
-    card: str
+    cards: tuple[str, ...]
     kind: str
     memory_bytes: int
     rank: int
-    card_rev: int
+    card_revs: dict[str, int]
     report: PlacementReport
+    resume: Planned | None = None
+    evict: tuple[str, ...] = ()
+    waiting_for: tuple[str, ...] = ()
+
+    @property
+    def card(self) -> str:
+        """The first of its cards, or the only one."""
+        return self.cards[0]
+
+    @property
+    def places(self) -> frozenset[CardKey]:
+        return frozenset((self.node, card) for card in self.cards)
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """Room when `victims` (to stop now) and `waiting_for` (replicas) are gone.
+    """Room when `victims` (to stop now) and `waiting_for` (replicas, leases, claims, the VM) are gone.
 
-    `claimed` are the cards later demands must leave alone; `look_at` when time alone may help.
+    `claimed` are the cards later demands must leave alone; `look_at` when time alone may help. `kept`:
+    every card it could have is kept by a VM, a claim, a lease that stays or a process without one.
     """
 
     victims: tuple[Planned, ...]
@@ -65,6 +91,9 @@ class Wait(Struct, frozen=True, kw_only=True):
     claimed: frozenset[CardKey]
     report: PlacementReport
     look_at: datetime | None = None
+    kept: bool = False
+    is_settled: bool = False
+    """Its cards are being left for it: nothing but room at once, or another card left for it, is better."""
 
 
 class NoRoom(Struct, frozen=True, kw_only=True):
@@ -82,403 +111,272 @@ class NoNode(Struct, frozen=True, kw_only=True):
 Verdict = Placed | Wait | NoRoom | NoNode
 
 
-class _Found(Struct, frozen=True, kw_only=True):
-    """One candidate: rank None with the group of its reason, or ranked with what it costs."""
+class Claims:
+    """The cards that earlier demands wait for. `parts` tells two of them apart without looking at every card."""
 
-    profile: Profile
-    room: Room
-    needed_bytes: int = 0
-    rank: int | None = None
-    group: str = ""
-    reason: str = ""
-    failed_before: bool = False
-    draining: Draining | None = None
+    __slots__ = ("_all", "parts")
+
+    def __init__(self, *parts: frozenset[CardKey]) -> None:
+        self.parts: tuple[frozenset[CardKey], ...] = ()
+        self._all: set[CardKey] = set()
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: frozenset[CardKey]) -> None:
+        # The same cards are claimed by many: they name one set (index.one_of).
+        if part and not any(part is known for known in self.parts):
+            self.parts = (*self.parts, part)
+            self._all |= part
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """The total order: rank, cards that failed last, victims, then the ties of the design."""
-        victims = self.draining.victims if self.draining is not None else ()
-        return (
-            self.rank if self.rank is not None else 9,
-            self.failed_before,
-            # A card others are leaving already comes before one somebody would have to leave.
-            bool(victims),
-            any(v.has_requests for v in victims),
-            -self.profile.priority,
-            max((v.used_at for v in victims), default=LONG_AGO),
-            self.room.order,
-            self.room.given_at or LONG_AGO,
-            self.room.node,
-            self.room.card,
-            self.profile.name,
+    def all(self) -> set[CardKey]:
+        return self._all
+
+    def is_same(self, parts: tuple[frozenset[CardKey], ...]) -> bool:
+        return len(parts) == len(self.parts) and all(
+            mine is theirs or mine == theirs for mine, theirs in zip(self.parts, parts, strict=True)
         )
 
-    @property
-    def miss_key(self) -> tuple[object, ...]:
-        """The nearest misses first: those that ranked, then those short of the least memory."""
-        short = self.needed_bytes - self.room.free_bytes
-        return (self.rank is None, self.group != "memory", short, *self.key[5:])
+
+class _Known(Struct, kw_only=True):
+    """A verdict that was told already, what it was judged on, and up to which change of a card it holds."""
+
+    frozen: str
+    wanted_at: datetime
+    claimed: tuple[frozenset[CardKey], ...]
+    verdict: Wait | NoRoom
+    needed_bytes: dict[str, int]
+    change: int
 
 
-def place(scene: Scene, demand: Demand, claimed: Collection[CardKey] = ()) -> Verdict:
-    """Where the next replica of `demand.model` goes.
+def place(scene: Scene, demand: Demand, claims: Claims | None = None) -> Verdict:
+    """Where the next replica of `demand.model` goes: the first of `candidates`, in other words.
 
     1. Placement is frozen, or no node is heard: nothing is judged.
-    2. Filters exclude candidates, each with a reason and numbers.
-    3. A free card (rank 2) or room beside others (rank 3) is taken; the rest is not judged then.
-    4. Otherwise holders are drained (rank 4), or the demand waits for what keeps its cards.
+    2. A parked copy (rank 1), a free card (2) or room beside others (3) is taken.
+    3. Otherwise holders are drained (rank 4): replicas are stopped first; leases are asked by the agent, for
+       an item that is written at once.
+    4. Otherwise the demand waits for who keeps its cards, or until those on them may go.
     5. Nothing fits, even emptied.
 
-    `claimed` are cards that demands before this one wait for. A wait that was told already and that
-    nothing could have ended is not judged again: many may wait, and every event makes the queue look.
+    `claims` are cards that demands before this one wait for. A wait that was told already and that no card
+    that changed since could end is not judged again: many may wait, and every event makes the queue look.
     """
+    claims = claims if claims is not None else Claims()
     activation = demand.activation
+    if scene.frozen:  # 1
+        return NoNode(reason=scene.frozen)
     if activation is not None and (demand.fresh or activation.phase not in ("waiting", "ready")):
-        return _place(scene, demand, claimed)
+        return _place(scene, demand, claims)
     key = (demand.model.name, demand.scope)
-    basis = (scene.frozen, demand.wanted_at, frozenset(claimed))
+    scene.index.book(scene.world)
     known = scene.index.waits.get(key)
-    if known is not None and known[0] == basis:
-        wait = known[1]
-        if isinstance(wait, Wait) and (wait.look_at is None or wait.look_at > scene.now):
-            return wait
-    verdict = _place(scene, demand, claimed)
-    if isinstance(verdict, Wait) and not verdict.victims:
-        scene.index.waits[key] = (basis, verdict)
+    if isinstance(known, _Known) and _holds(scene, demand, claims, known):
+        known.change = scene.index.change
+        return known.verdict
+    verdict = _place(scene, demand, claims)
+    if isinstance(verdict, NoRoom) or (isinstance(verdict, Wait) and not verdict.victims):
+        scene.index.waits[key] = _Known(
+            frozen=scene.frozen,
+            wanted_at=demand.wanted_at,
+            claimed=claims.parts,
+            verdict=verdict,
+            needed_bytes=_least_needed(scene, demand.model),
+            change=scene.index.change,
+        )
+    else:
+        scene.index.waits.pop(key, None)
     return verdict
 
 
-def _place(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Verdict:
-    if scene.frozen:  # 1
-        return NoNode(reason=scene.frozen)
-    waited_s = scene.age_s(demand.wanted_at)
-    known = scene.world.records.get(demand.model.name)
-    refused = _refused_cards(scene, demand.model.name)
-    found: list[_Found] = []
-    free = _free_now(scene, demand, known, refused, claimed, found)
-    if free is not None:  # 3
-        return _placed(free, _report(scene, found, free))
+def _least_needed(scene: Scene, model: Model) -> dict[str, int]:
+    known = scene.world.records.get(model.name)
+    return {
+        kind: min((memory.needed_bytes(p, kind, known) for p in model.profiles), default=0)
+        for kind in ("cpu", "gpu")
+    }
+
+
+def _holds(scene: Scene, demand: Demand, claims: Claims, known: _Known) -> bool:
+    """Whether a verdict still is what judging afresh would say: no card that changed since could matter.
+
+    a. It fits nowhere: a card is larger now. b. Its card is being left for it: that card changed, or another
+    has room at once or is left for it too (or, were its own not left for it, could be had at all). c. It waits for what stays: a card could be had, or is kept where
+    others were not, or the other way round.
+    """
+    if known.wanted_at != demand.wanted_at or not claims.is_same(known.claimed):
+        return False
+    changed = scene.index.changed_since(known.change)
+    if changed is None or len(changed) > 256:
+        return False
+    verdict = known.verdict
+    if isinstance(verdict, Wait) and verdict.look_at is not None and verdict.look_at <= scene.now:
+        return False
+    for where in set(changed):
+        room = scene.index.room(scene.world, where)
+        if room is None:
+            return False
+        needed = known.needed_bytes[room.kind]
+        if room.total_bytes < needed:
+            continue
+        if isinstance(verdict, NoRoom):  # a
+            return False
+        if verdict.report.chosen is not None:  # b
+            if where in verdict.claimed or room.free_bytes >= needed:
+                return False
+            if demand.model.name in room.leaving_for:
+                return False
+            if not verdict.is_settled and room.reach_bytes >= needed:
+                return False
+            continue
+        is_kept = bool(room.kept) or room.total_bytes - room.staying_bytes < needed
+        if room.reach_bytes >= needed or is_kept != verdict.kept:  # c
+            return False
+    return True
+
+
+def candidates(scene: Scene, demand: Demand, claims: Claims | None = None) -> tuple[Candidate, ...]:
+    """Every candidate with its rank or the reason against it, best first. `place` takes the first that ranks."""
+    facts = facts_of(scene, demand, (claims or Claims()).all)
+    found = sorted(_all(scene, facts), key=_ranking)
+    return tuple(f.candidate() for f in found)
+
+
+def _ranking(found: Found) -> tuple[object, ...]:
+    return found.key if found.rank is not None else (9, *found.miss_key)
+
+
+def _all(scene: Scene, facts: Facts) -> Iterator[Found]:
+    """All candidates there are: parked copies, then each profile on each card, or set of them, of each node."""
+    demand = facts.demand
+    yield from _parked(scene, facts)
+    world = scene.world
+    nodes = sorted(world.nodes)
+    asked_for = None
+    if demand.scope != ANY:
+        node, _, card = demand.scope.partition("~")
+        asked_for = (node, card)
+        nodes = [node] if node in world.nodes else []
+    book = scene.index.book(world)
+    for place_, profile in enumerate(demand.model.profiles):
+        for node in nodes:
+            if profile.cards > 1:
+                yield judge_set(scene, facts, place_, node)
+                continue
+            for where in scene.index.cards_at(node):
+                if asked_for is None or where == asked_for:
+                    yield judge(scene, facts, place_, book.rooms[where])
+
+
+def _parked(scene: Scene, facts: Facts) -> Iterator[Found]:
+    demand = facts.demand
+    for planned, hold in scene.holds_of(demand.model.name):
+        if hold != "parked":
+            continue
+        if demand.scope != ANY and not any(
+            f"{planned.node}~{card}" == demand.scope for card in planned.item.cards
+        ):
+            continue
+        found = judge_parked(scene, facts, planned)
+        if found is not None:
+            yield found
+
+
+def _place(scene: Scene, demand: Demand, claims: Claims) -> Verdict:
+    facts = facts_of(scene, demand, claims.all)
+    judged: list[Found] = []
+    is_large = len(scene.index.book(scene.world).rooms) * len(demand.model.profiles)
+    if is_large > JUDGED_AT_ONCE and searching.can_search(demand):
+        best = searching.best(scene, facts, list(_parked(scene, facts)), judged)
+        if best is not None:
+            return _verdict(scene, best, judged)
+        judged.clear()
+    judged.extend(_all(scene, facts))
+    ranked = [f for f in judged if f.rank is not None]
+    best = min(ranked, key=lambda f: f.key, default=None)
+    if best is not None and best.rank != 5:
+        return _verdict(scene, best, judged)
     if not any(is_heard(scene, node) for node in scene.world.nodes):
         return NoNode(reason="no node is reachable")
-    found.clear()
-    for profile in sorted(demand.model.profiles, key=lambda p: (-p.priority, p.name)):
-        for node in sorted(scene.world.nodes):
-            for order in range(len(scene.world.nodes[node].cards)):
-                room = scene.index.room(scene.world, node, order)
-                found.append(
-                    _judge(scene, demand, profile, room, known, refused, claimed, waited_s)
-                )
-    ranked = sorted((f for f in found if f.rank is not None), key=lambda f: f.key)
-    best = ranked[0] if ranked else None
-    report = _report(scene, found, None if best is None or best.rank == 5 else best)
+    report = _report(scene, judged, None)
     if best is None:  # 5
         return NoRoom(report=report)
-    return _wait(ranked, report)  # 4
-
-
-def _placed(found: _Found, report: PlacementReport) -> Placed:
-    assert found.rank is not None
-    return Placed(
-        profile=found.profile,
-        node=found.room.node,
-        card=found.room.card,
-        kind=found.room.kind,
-        memory_bytes=found.needed_bytes,
-        rank=found.rank,
-        card_rev=found.room.rev,
-        report=report,
-    )
-
-
-def _free_now(
-    scene: Scene,
-    demand: Demand,
-    known: Record | None,
-    refused: Collection[CardKey],
-    claimed: Collection[CardKey],
-    judged: list[_Found],
-) -> _Found | None:
-    """The best candidate of rank 2, else of rank 3, without looking at what could be drained.
-
-    Cards come in the order of ties, so the first that passes is the best of its profile: a yard of
-    thousands of cards is not judged to the end. `judged` takes those that were looked at in vain.
-    """
-    rooms = scene.index.rooms(scene.world)
-    by_priority = sorted(demand.model.profiles, key=lambda p: (-p.priority, p.name))
-    for rank in (2, 3):
-        failed: list[_Found] = []
-        for _, group in groupby(by_priority, key=lambda p: p.priority):
-            firsts: list[_Found] = []
-            for profile in group:
-                needed = {
-                    kind: memory.needed_bytes(profile, kind, known) for kind in ("cpu", "gpu")
-                }
-                for _, room in rooms:
-                    if bool(room.holders) == (rank == 2) or room.free_bytes < needed[room.kind]:
-                        continue
-                    if (room.node, room.card) in claimed:
-                        continue
-                    found = _judge(scene, demand, profile, room, known, refused, claimed, 0.0)
-                    if found.rank != rank:
-                        judged.append(found)
-                    elif found.failed_before:
-                        failed.append(found)
-                    else:
-                        firsts.append(found)
-                        break
-            if firsts:
-                return min(firsts, key=lambda f: f.key)
-        if failed:
-            return min(failed, key=lambda f: f.key)
-    return None
-
-
-def _wait(ranked: list[_Found], report: PlacementReport) -> Wait:
-    """The best card of rank 4 that can be had, else all of them are waited for.
-
-    Once somebody is leaving a card for this demand only that card is claimed: the others stay open.
-    """
-    best = ranked[0]
-    if best.rank == 4 and best.draining is not None:
-        return Wait(
-            victims=tuple(v.planned for v in best.draining.victims),
-            waiting_for=(
-                *best.draining.leaving,
-                *(v.planned.item.replica for v in best.draining.victims),
-            ),
-            claimed=frozenset({(best.room.node, best.room.card)}),
-            report=report,
-        )
-    looks = [f.draining.look_at for f in ranked if f.draining and f.draining.look_at]
-    return Wait(
+    looks = [p.draining.look_at for f in ranked for p in f.parts if p.draining.look_at is not None]
+    return Wait(  # 4
         victims=(),
-        waiting_for=best.draining.keepers if best.draining is not None else (),
-        claimed=frozenset((f.room.node, f.room.card) for f in ranked if f.group != "refused"),
+        waiting_for=best.waiting_for,
+        claimed=scene.index.one_of(
+            frozenset(
+                (part.room.node, part.room.card)
+                for f in ranked
+                if f.group != "refused"
+                for part in f.parts
+            )
+        ),
         report=report,
         look_at=min(looks, default=None),
+        kept=all(f.kept for f in ranked),
     )
 
 
-def _judge(
-    scene: Scene,
-    demand: Demand,
-    profile: Profile,
-    room: Room,
-    known: Record | None,
-    refused: Collection[CardKey],
-    claimed: Collection[CardKey],
-    waited_s: float,
-) -> _Found:
-    """One candidate through the filters, then its rank.
+def _verdict(scene: Scene, best: Found, judged: list[Found]) -> Placed | Wait:
+    """What the best candidate of rank 1 to 4 comes to.
 
-    Rank 2: nobody is on the card. 3: room beside others. 4: room when the victims have left. 5: it
-    would fit, but those on it keep their place for now, or an earlier demand waits for the card.
+    Once somebody is leaving cards for this demand only those are claimed: the others stay open.
     """
-    needed = memory.needed_bytes(profile, room.kind, known)
-
-    def no(group: str, reason: str) -> _Found:
-        return _Found(profile=profile, room=room, needed_bytes=needed, group=group, reason=reason)
-
-    key = (room.node, room.card)
-    problem = node_problem(scene, room.node)
-    if problem:
-        return no("node", f"{room.node}: {problem}")
-    ill_suited = unsuited(scene, demand, profile, room)
-    if ill_suited:
-        return no("card", f"{room.card}: {ill_suited}")
-    taken = scene.index.plan_bytes(room.node)
-    # No entry is larger than 8 KiB (entries.ENTRY_BYTES), so only long plans need to be measured.
-    if taken * 2 > MOST_STATE_BYTES:
-        more = len(msgspec.json.encode((profile, demand.model.source))) + ITEM_BYTES
-        if taken + more > MOST_STATE_BYTES:
-            return no(
-                "node",
-                f"{room.node}: its plan is full, {taken} of {MOST_STATE_BYTES} bytes are taken "
-                f"and this start needs {more}",
-            )
-    if needed > room.total_bytes:
-        return no(
-            "memory",
-            f"{room.card}: needs {memory.amount(needed)}, has {memory.amount(room.total_bytes)}",
+    assert best.rank is not None
+    report = _report(scene, judged, best)
+    victims = best.victims
+    if best.rank == 4 and (victims or best.leaving):
+        return Wait(
+            victims=tuple(v.planned for v in victims),
+            waiting_for=best.waiting_for,
+            claimed=scene.index.one_of(frozenset((best.node, card) for card in best.cards)),
+            report=report,
+            is_settled=best.is_settled,
         )
-    revision = scene.index.revision(scene.world, demand.model.name, profile)
-    for planned in scene.index.on_card.get(key, {}).values():
-        launch = planned.item.launch
-        same = launch.model == demand.model.name and launch.revision == revision
-        if same and scene.hold(planned) not in ("ended", "stopping"):
-            return no("running", f"{room.card}: {planned.item.replica} runs there already")
-    if key in refused:
-        # Not counted out for good: the demand waits until that agent's card changes.
-        return _Found(
-            profile=profile,
-            room=room,
-            needed_bytes=needed,
-            rank=5,
-            group="refused",
-            reason=f"{room.card}: its agent refused; nothing changed there since",
-        )
-    failed = record.has_failed_on(known, profile.name, room.node, room.card)
-    shares = not profile.exclusive and not room.exclusive
-    fits = room.free_bytes >= needed
-    if key not in claimed:
-        if not room.holders:
-            return _Found(
-                profile=profile,
-                room=room,
-                needed_bytes=needed,
-                rank=2,
-                failed_before=failed,
-                reason=f"{room.card}: free",
-            )
-        if shares and fits:
-            return _Found(
-                profile=profile,
-                room=room,
-                needed_bytes=needed,
-                rank=3,
-                failed_before=failed,
-                reason=f"{room.card}: {memory.amount(room.free_bytes)} free",
-            )
-    numbers = f"needs {memory.amount(needed)}, {memory.amount(room.free_bytes)} free"
-    if key in claimed:
-        # Who would have to leave is judged for the demand that waits for the card, not for all behind it.
-        return _Found(
-            profile=profile,
-            room=room,
-            needed_bytes=needed,
-            rank=5,
-            group="memory",
-            failed_before=failed,
-            draining=holders.Draining(keepers=tuple(h.replica for h in room.holders)),
-            reason=f"{room.card}: {numbers}, others wait for it",
-        )
-    draining = holders.drain_of(
-        scene,
-        room,
-        needed,
-        empty=not shares,
-        for_model=demand.model.name,
-        waited_s=waited_s,
-    )
-    return _Found(
-        profile=profile,
-        room=room,
-        needed_bytes=needed,
-        rank=4 if draining.enough else 5,
-        group="memory",
-        failed_before=failed,
-        draining=draining,
-        reason=f"{room.card}: {numbers}",
-    )
-
-
-def node_problem(scene: Scene, node: str) -> str:
-    """Why nothing is placed on a node, empty when it is a candidate."""
-    state = scene.world.nodestates.get(node)
-    if state is None:
-        return "has not joined yet"
-    if state.reach != "reachable":
-        return f"is {state.reach}"
-    if state.admin != "open":
-        return f"is {state.admin}"
-    if not scene.world.nodes[node].running:
-        return "its agent is stopped"
-    head = scene.world.head("plan", node)
-    if not head.writable:
-        return f"its plan cannot be written: {head.problem}"
-    return ""
-
-
-def is_heard(scene: Scene, node: str) -> bool:
-    state = scene.world.nodestates.get(node)
-    return state is not None and state.reach == "reachable" and scene.world.nodes[node].running
-
-
-def unsuited(scene: Scene, demand: Demand, profile: Profile, room: Room) -> str:
-    """Why this profile never runs on this card, whatever is on it; empty when it may."""
-    if demand.scope not in (ANY, f"{room.node}~{room.card}"):
-        return "is not the card asked for"
-    if profile.cards != 1:
-        return f"profile {profile.name} needs {profile.cards} cards at once"
-    if not suits(profile, room.node, room.card, room.kind):
-        return f"profile {profile.name} wants {' or '.join(profile.card)}"
-    node = scene.world.nodes[room.node]
-    if profile.engine == "command" and not node.allow_commands:
-        return f"{room.node} does not allow commands (allow_commands)"
-    engines = {engine.name for engine in node.engines}
-    if engines and profile.engine != "command" and profile.engine not in engines:
-        return f"{room.node} has no engine {profile.engine}"
-    return ""
-
-
-def suits(profile: Profile, node: str, card: str, kind: str) -> bool:
-    """Whether the profile's `card` names this card by kind or by a pattern of `node/card`."""
-    return any(
-        wish == kind or ("/" in wish and fnmatchcase(f"{node}/{card}", wish))
-        for wish in profile.card
+    return Placed(
+        profile=best.profile,
+        node=best.node,
+        cards=best.cards,
+        kind=best.parts[0].room.kind,
+        memory_bytes=best.needed_bytes,
+        rank=best.rank,
+        card_revs={part.room.card: part.room.rev for part in best.parts},
+        report=report,
+        resume=best.resumes,
+        evict=best.evicted,
+        waiting_for=best.waiting_for,
     )
 
 
 def cards_possible(scene: Scene, model: Model) -> int:
     """On how many cards of usable nodes the model might ever be started, whatever is on them."""
-    demand = Demand(model=model, wanted_at=scene.now)
     known = scene.world.records.get(model.name)
     count = 0
     for node in scene.world.nodes:
         if node_problem(scene, node):
             continue
-        for order in range(len(scene.world.nodes[node].cards)):
-            room = scene.index.room(scene.world, node, order)
-            count += any(
-                not unsuited(scene, demand, profile, room)
+        for where in scene.index.cards_at(node):
+            room = scene.index.room(scene.world, where)
+            count += room is not None and any(
+                not unsuited(scene, profile, room)
                 and memory.needed_bytes(profile, room.kind, known) <= room.total_bytes
                 for profile in model.profiles
             )
     return count
 
 
-def _refused_cards(scene: Scene, model: str) -> set[CardKey]:
-    """Cards whose agent refused this model and whose revision is still the one it refused at."""
-    cards: set[CardKey] = set()
-    for id_ in scene.index.replicas_of.get(model, ()):
-        replica = scene.world.replicas[id_]
-        if replica.phase != "refused":
-            continue
-        for card in replica.cards:
-            rev = replica.card_revs.get(card)
-            now_at = scene.world.cards.get((replica.node, card))
-            if rev is not None:
-                is_same = now_at is not None and now_at.rev == rev
-            else:
-                # Its agent did not say at which revision: nothing it wrote since changed the card.
-                refused_seq = scene.world.head("replica", replica.node, id_).seq
-                is_same = scene.world.head("card", replica.node, card).seq <= refused_seq
-            if is_same:
-                cards.add((replica.node, card))
-    return cards
-
-
-def _report(scene: Scene, found: list[_Found], best: _Found | None) -> PlacementReport:
-    misses = sorted((f for f in found if f is not best), key=lambda f: f.miss_key)
-    counts = Counter(f.group for f in found if f.rank is None or f.rank == 5)
+def _report(scene: Scene, judged: list[Found], best: Found | None) -> PlacementReport:
+    others = [f for f in judged if f is not best]
+    misses = sorted(others, key=lambda f: f.miss_key)[:MISSES_KEPT]
+    counts = Counter(f.group for f in judged if f.rank is None or f.rank == 5)
     return PlacementReport(
-        chosen=_candidate(best) if best is not None else None,
-        misses=tuple(_candidate(f) for f in misses[:MISSES_KEPT]),
+        chosen=best.candidate() if best is not None else None,
+        misses=tuple(f.candidate() for f in misses),
         counts=dict(sorted(counts.items())),
         position=scene.world.position,
         policy_version=POLICY_VERSION,
-    )
-
-
-def _candidate(found: _Found) -> Candidate:
-    victims = found.draining.victims if found.draining is not None else ()
-    return Candidate(
-        profile=found.profile.name,
-        node=found.room.node,
-        cards=(found.room.card,),
-        rank=found.rank,
-        reason=found.reason,
-        victims=tuple(v.planned.item.replica for v in victims),
     )
 
 

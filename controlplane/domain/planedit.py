@@ -21,6 +21,7 @@ class PlanEdit:
     _added: dict[str, list[PlanItem]] = field(default_factory=dict)
     _stops: dict[str, dict[str, Stop | None]] = field(default_factory=dict)
     _removed: dict[str, set[str]] = field(default_factory=dict)
+    _evict: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, node: str, item: PlanItem) -> None:
         self._added.setdefault(node, []).append(item)
@@ -28,10 +29,11 @@ class PlanEdit:
     def stop(self, planned: Planned, stop: Stop) -> None:
         self._stops.setdefault(planned.node, {})[planned.item.replica] = stop
 
-    def resume(self, planned: Planned) -> None:
-        """Clears the stop. Of a parked one the card revisions of this moment are written too: what the agent
+    def resume(self, planned: Planned, evict: tuple[str, ...] = ()) -> None:
+        """Clears the stop; `evict` are leases that have to leave for it. Of a parked one the card revisions of this moment are written too: what the agent
         refuses from then on is this resume and no earlier one."""
         self._stops.setdefault(planned.node, {})[planned.item.replica] = None
+        self._evict[planned.item.replica] = evict
 
     def remove(self, planned: Planned) -> None:
         self._removed.setdefault(planned.node, set()).add(planned.item.replica)
@@ -76,4 +78,7 @@ class PlanEdit:
         cards = {name: self.world.cards.get((node, name)) for name in item.cards}
         revs = {name: card.rev for name, card in cards.items() if card is not None}
         parked = self.world.head("replica", node, item.replica).id
-        return replace(item, stop=None, cleared=cleared, card_revs=revs, resumed=parked)
+        evict = self._evict.get(item.replica, ())
+        return replace(
+            item, stop=None, cleared=cleared, card_revs=revs, resumed=parked, evict=evict
+        )

@@ -4,16 +4,27 @@ One replica at a time per model: a second is not started while one is on its way
 who must make room; all other stops are decided elsewhere.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from controlplane.domain import activation as moves
-from controlplane.domain import memory, record
+from controlplane.domain import holders, memory, record
 from controlplane.domain.decision import Change, Decision
-from controlplane.domain.index import CardKey, Planned
-from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Wait, place, sentence
+from controlplane.domain.placement import (
+    Claims,
+    Demand,
+    NoNode,
+    NoRoom,
+    Placed,
+    Wait,
+    place,
+    sentence,
+)
 from controlplane.domain.planedit import PlanEdit
+from controlplane.domain.rooms import CardKey, Planned
 from controlplane.domain.scene import (
     ANY,
     Scene,
@@ -87,38 +98,38 @@ def _in_order(demands: Iterable[Demand | None]) -> list[Demand]:
     return sorted(found, key=lambda d: (d.wanted_at, d.model.name))
 
 
-def claims_before(scene: Scene, demand: Demand) -> frozenset[CardKey] | None:
+def claims_before(scene: Scene, demand: Demand) -> Claims | None:
     """The cards that demands before this one wait for; None when one of them could be placed now.
 
     Asked in the middle of other work, so it looks at models nothing was decided for yet as well.
     """
     names = scene.index.short | scene.index.dirty
-    claimed: set[CardKey] = set()
+    claims = Claims()
     for other in _in_order(demand_of(scene, name) for name in sorted(names)):
         if other.model.name == demand.model.name and other.scope == demand.scope:
             continue
         if record.hold_back(scene.world.records.get(other.model.name), scene.now) is not None:
             continue
-        verdict = place(scene, other, claimed)
+        verdict = place(scene, other, claims)
         if isinstance(verdict, Placed):
             return None
         if isinstance(verdict, Wait):
-            claimed |= verdict.claimed
-    return frozenset(claimed)
+            claims.add(verdict.claimed)
+    return claims
 
 
 def serve_queue(scene: Scene) -> Decision | None:
     """The first decision the queue yields; notes in the index when time alone may yield one."""
-    claimed: set[CardKey] = set()
+    claims = Claims()
     due: datetime | None = None
     for demand in queue_of(scene):
-        served = serve(scene, demand, claimed)
+        served = serve(scene, demand, claims)
         decision = scene.checked(served.decision)
         if decision is not None:
             return decision
         if served.decision is not None:
             scene.index.unserved.add(demand.model.name)
-        claimed |= served.claimed
+        claims.add(served.claimed)
         if served.look_at is not None:
             due = served.look_at if due is None else min(due, served.look_at)
     scene.index.queue_due = due
@@ -141,15 +152,16 @@ class Served:
         self.look_at = look_at
 
 
-def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
+def serve(scene: Scene, demand: Demand, claims: Claims) -> Served:
     """One demand:
 
     0. a replica of it ended and that cannot be recorded: it stays wanted, or it would start for ever;
     1. given up or in backoff: refused, with the time it may be tried again;
-    2. placed: a new item in the plan;
-    3. room must be made: victims stop, it waits;
-    4. fits nowhere: refused with the report;
-    5. nothing can be judged now: it stays wanted.
+    2. a card was asked for and `max` is reached: one of its own replicas elsewhere makes way first;
+    3. placed: a new item in the plan, or a parked replica that comes back;
+    4. room must be made: victims stop, it waits;
+    5. fits nowhere: refused with the report;
+    6. nothing can be judged now: it stays wanted.
     """
     model = demand.model
     ended = next((p for p, hold in scene.holds_of(model.name) if hold == "ended"), None)
@@ -162,11 +174,13 @@ def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
             _refuse(scene, demand, held_back.code, held_back.reason, held_back.retry_at),
             look_at=held_back.retry_at,
         )
-    verdict = place(scene, demand, claimed)
+    verdict = place(scene, demand, claims)
+    if demand.scope != ANY and isinstance(verdict, Placed | Wait):  # 2
+        verdict = _within_max(scene, demand, verdict)
     match verdict:
-        case Placed():  # 2
+        case Placed():  # 3
             return Served(_start(scene, demand, verdict))
-        case Wait():  # 3
+        case Wait():  # 4
             replaced = _outdated(scene, model)
             if replaced:
                 # No room for both: the old one makes it. Its successor is placed when it has left.
@@ -177,10 +191,46 @@ def serve(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Served:
                     verdict.claimed,
                 )
             return Served(_make_room(scene, demand, verdict), verdict.claimed, verdict.look_at)
-        case NoRoom():  # 4
+        case NoRoom():  # 5
             return Served(_no_room(scene, demand, verdict))
-        case NoNode():  # 5
+        case NoNode():  # 6
             return Served(_unplaced(scene, demand, verdict.reason))
+
+
+def _within_max(scene: Scene, demand: Demand, verdict: Placed | Wait) -> Placed | Wait:
+    """The verdict when one more may run; else the wait for one of the model's own replicas.
+
+    It makes way as for another model: protected ones stay for now. Nobody else is stopped before it left.
+    """
+    model = demand.model
+    own: list[Planned] = []
+    leaving: list[str] = []
+    for planned, hold in scene.holds_of(model.name):
+        if hold == "stopping":
+            leaving.append(planned.item.replica)
+        elif hold in ("ready", "pending") and scene.profile_of(planned) is not None:
+            own.append(planned)
+    if len(own) + len(leaving) < model.scaling.max:
+        return verdict
+    claimed = verdict.places if isinstance(verdict, Placed) else verdict.claimed
+    report = verdict.report
+    if len(own) < model.scaling.max:
+        return Wait(victims=(), waiting_for=tuple(leaving), claimed=claimed, report=report)
+    waited_s = scene.age_s(demand.wanted_at)
+    found = {p.item.replica: holders.protection(scene, p, waited_s) for p in own}
+    free = [p for p in own if found[p.item.replica] is None]
+    victims = holders.to_stop(scene, free, 1)
+    if victims:
+        ids = tuple(p.item.replica for p in victims)
+        return Wait(victims=victims, waiting_for=ids, claimed=claimed, report=report)
+    looks = [p.until for p in found.values() if p is not None and p.until is not None]
+    return Wait(
+        victims=(),
+        waiting_for=tuple(found),
+        claimed=claimed,
+        report=report,
+        look_at=min(looks, default=None),
+    )
 
 
 def _outdated(scene: Scene, model: Model) -> list[Planned]:
@@ -214,34 +264,50 @@ def launch_of(scene: Scene, model: Model, profile: Profile) -> Launch:
         key_env=profile.key_env,
         start_timeout_s=profile.start_timeout_s,
         weight=profile.weight,
+        exclusive=profile.exclusive,
+        parking=profile.parking,
     )
 
 
 def _start(scene: Scene, demand: Demand, placed: Placed) -> Decision:
+    """A new item, or the end of the stop of a parked replica: it keeps its id."""
     model = demand.model
-    id_ = scene.ids.replica()
     edit = PlanEdit(world=scene.world)
+    cards = "+".join(placed.cards)
     why = (
-        f"{model.name} on {placed.node}/{placed.card}, "
+        f"{model.name} on {placed.node}/{cards}, "
         f"{memory.amount(placed.memory_bytes)}, rank {placed.rank}"
     )
     activation = _pending(demand)
-    edit.add(
-        placed.node,
-        PlanItem(
-            replica=id_,
-            launch=launch_of(scene, model, placed.profile),
-            cards=(placed.card,),
-            memory_bytes=placed.memory_bytes,
-            decided_at=scene.now,
-            cause=f"activation {activation.scope}" if activation is not None else "min",
-            card_revs={placed.card: placed.card_rev},
-        ),
-    )
+    if placed.resume is not None:
+        id_ = placed.resume.item.replica
+        why = f"{why}, from its parked copy"
+        edit.resume(placed.resume, evict=placed.evict)
+    else:
+        id_ = scene.ids.replica()
+        edit.add(
+            placed.node,
+            PlanItem(
+                replica=id_,
+                launch=launch_of(scene, model, placed.profile),
+                cards=placed.cards,
+                memory_bytes=placed.memory_bytes,
+                decided_at=scene.now,
+                cause=f"activation {activation.scope}" if activation is not None else "min",
+                card_revs=placed.card_revs,
+                evict=placed.evict,
+            ),
+        )
+    if placed.waiting_for:
+        why = f"{why}, after {', '.join(placed.waiting_for)}"
     changes = list(edit.changes(why))
     if activation is not None:
-        load_s = memory.expected_load_s(
-            scene.world.records.get(model.name), placed.profile.name, placed.kind
+        known = scene.world.records.get(model.name)
+        times = (known, placed.profile.name, placed.kind)
+        ready_s = (
+            memory.expected_load_s(*times)
+            if placed.resume is None
+            else memory.expected_resume_s(*times)
         )
         changes.append(
             moves.move(
@@ -253,11 +319,16 @@ def _start(scene: Scene, demand: Demand, placed: Placed) -> Decision:
                 replica=id_,
                 node=placed.node,
                 profile=placed.profile.name,
-                expected_ready_at=None if load_s is None else scene.after(load_s),
+                expected_ready_at=None if ready_s is None else scene.after(ready_s),
                 report=placed.report,
+                waiting_for=placed.waiting_for,
+                kept=False,
             )
         )
-    return Decision(changes=tuple(changes), what=f"start {id_}: {why}", cause=_cause(scene, demand))
+    verb = "start" if placed.resume is None else "resume"
+    return Decision(
+        changes=tuple(changes), what=f"{verb} {id_}: {why}", cause=_cause(scene, demand)
+    )
 
 
 def _make_room(scene: Scene, demand: Demand, wait: Wait) -> Decision | None:
@@ -271,13 +342,17 @@ def _make_room(scene: Scene, demand: Demand, wait: Wait) -> Decision | None:
             decided_at=scene.now,
             drain_timeout_s=scene.settings.drain_timeout_s,
             for_model=model.name,
+            park="may",
         )
         for victim in wait.victims:
-            edit.stop(victim, stop)
+            replica = scene.world.replicas.get(victim.item.replica)
+            is_parked = replica is not None and replica.phase == "parked"
+            # What a parked engine keeps on its cards comes back with its end alone.
+            edit.stop(victim, replace(stop, park="never") if is_parked else stop)
         changes.extend(edit.changes(f"room for {model.name}"))
         changes.extend(_demand_ends(scene, model.name, wait.victims))
     activation = _pending(demand)
-    if activation is not None and (wait.victims or activation.phase != "waiting" or demand.fresh):
+    if activation is not None and _is_news(demand, activation, wait):
         changes.append(
             moves.move(
                 activation,
@@ -286,6 +361,7 @@ def _make_room(scene: Scene, demand: Demand, wait: Wait) -> Decision | None:
                 sentence(wait.report),
                 is_new=_is_unrecorded(scene, activation),
                 waiting_for=wait.waiting_for,
+                kept=wait.kept,
                 report=wait.report,
             )
         )
@@ -293,7 +369,21 @@ def _make_room(scene: Scene, demand: Demand, wait: Wait) -> Decision | None:
         return None
     names = ", ".join(v.item.replica for v in wait.victims)
     what = f"{model.name} waits for room" + (f", {names} to stop" if names else "")
+    if wait.kept and wait.waiting_for:
+        what = f"{model.name} waits, its cards are kept by {', '.join(wait.waiting_for)}"
     return Decision(changes=tuple(changes), what=what, cause=_cause(scene, demand))
+
+
+def _is_news(demand: Demand, activation: Activation, wait: Wait) -> bool:
+    """Whether a wait is to be told: it begins, somebody is made to leave for it, or who keeps its cards changed.
+
+    Who of many is in the way changes with every event, and is not told again.
+    """
+    if wait.victims or activation.phase != "waiting" or demand.fresh:
+        return True
+    if wait.kept != activation.kept:
+        return True
+    return wait.kept and wait.waiting_for != activation.waiting_for
 
 
 def _demand_ends(scene: Scene, for_model: str, victims: tuple[Planned, ...]) -> list[Change]:

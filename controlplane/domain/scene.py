@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from controlplane.domain import planned as planning
 from controlplane.domain.decision import AgentLive, Change, Decision, Ids, Live
 from controlplane.domain.index import Planned, StepIndex
 from controlplane.domain.world import World
@@ -85,7 +86,7 @@ class Scene:
         phase = replica.phase if replica is not None else None
         if phase in TERMINAL_PHASES:
             return "ended"
-        if phase == "parked" and self._stays_parked(planned):
+        if phase == "parked" and planning.stays_parked(self.world, planned):
             return "parked"
         if planned.item.stop is not None or phase == "stop_failed" or self.is_leaving(planned):
             return "stopping"
@@ -93,43 +94,13 @@ class Scene:
             return "away"
         return "ready" if phase == "ready" else "pending"
 
-    def _stays_parked(self, planned: Planned) -> bool:
-        """Whether a parked replica is to stay so: its stop allows it, its last resume was refused, or nobody
-        but its own node parked it."""
-        stop = planned.item.stop
-        if stop is not None:
-            return stop.park != "never"
-        return self.is_resume_refused(planned) or not self._is_resuming(planned)
-
     def is_leaving(self, planned: Planned) -> bool:
         """Whether its own node ends it: it drains, and not under a stop that was just cleared."""
-        replica = self.world.replicas.get(planned.item.replica)
-        if replica is None or replica.phase != "draining" or planned.item.stop is not None:
-            return False
-        return replica.stop_decision != planned.item.cleared
-
-    def _is_resuming(self, planned: Planned) -> bool:
-        """Whether a parked replica without a stop is to come back: the clearing of its stop answered that it was
-        parked, or crossed with it."""
-        replica = self.world.replicas.get(planned.item.replica)
-        if replica is not None and replica.stop_decision == planned.item.cleared:
-            return True
-        head = self.world.head("replica", planned.node, planned.item.replica)
-        return head.id == planned.item.resumed
+        return planning.is_leaving(self.world, planned)
 
     def is_resume_refused(self, planned: Planned) -> bool:
-        """Whether a parked replica without a stop was refused since it was to be resumed.
-
-        A resume is written with the card revisions it was decided at (planedit.py); a refusal at older ones
-        answered an earlier resume.
-        """
-        replica = self.world.replicas.get(planned.item.replica)
-        if replica is None or replica.phase != "parked" or planned.item.stop is not None:
-            return False
-        revs = planned.item.card_revs
-        return bool(replica.card_revs) and all(
-            revs.get(card, 0) <= rev for card, rev in replica.card_revs.items()
-        )
+        """Whether a parked replica without a stop was refused since it was to be resumed."""
+        return planning.is_resume_refused(self.world, planned)
 
     def is_away(self, node: str) -> bool:
         """Whether what is wanted there is to run elsewhere: unreachable for long enough."""

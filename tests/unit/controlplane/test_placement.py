@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from controlplane.domain import placement
 from controlplane.domain.decision import Live
 from controlplane.domain.index import StepIndex
-from controlplane.domain.placement import Demand, NoNode, NoRoom, Placed, Verdict, Wait, place
+from controlplane.domain.placement import (
+    Claims,
+    Demand,
+    NoNode,
+    NoRoom,
+    Placed,
+    Verdict,
+    Wait,
+    place,
+)
 from controlplane.domain.scene import MOST_STATE_BYTES, Scene
 from events.log import Broken
 from events.subjects import event_subject
@@ -42,7 +51,8 @@ def scene_of(y: Yard, frozen: str = "") -> Scene:
 def placed(y: Yard, entry: Model, claimed: Sequence[tuple[str, str]] = ()) -> Verdict:
     if entry.name not in y.world.models:
         y.add(entry)
-    return place(scene_of(y), Demand(model=entry, wanted_at=y.now), claimed)
+    claims = Claims(frozenset(claimed))
+    return place(scene_of(y), Demand(model=entry, wanted_at=y.now), claims)
 
 
 def loaded(y: Yard, *entries: Model) -> Yard:
@@ -89,7 +99,9 @@ def test_inv_9_reasons_name_the_numbers() -> None:
     y = loaded(yard(gpu0=8), model("a", 6, minimum=1))
     verdict = placed(y, model("b", 4))
     assert isinstance(verdict, Wait)
-    assert verdict.report.misses[0].reason == "gpu0: needs 4.0 GiB, 2.0 GiB free"
+    assert verdict.report.misses[0].reason == (
+        "gpu0: needs 4.0 GiB, 2.0 GiB free; r-0001 is kept by the min of a"
+    )
     too_big = placed(y, model("c", 9.2))
     assert isinstance(too_big, NoRoom)
     assert too_big.report.misses[0].reason == "gpu0: needs 9.2 GiB, has 8.0 GiB"
@@ -323,11 +335,11 @@ def test_memory_that_was_not_read_back_counts_as_use() -> None:
     assert verdict.waiting_for == (replica.id,)
 
 
-def test_profiles_of_several_cards_are_named_as_not_placed() -> None:
+def test_a_profile_of_several_cards_needs_a_node_that_has_them() -> None:
     y = yard(gpu0=8, gpu1=8)
-    verdict = placed(y, model("a", profiles=[Profile(**_fields(cards=2))]))
+    verdict = placed(y, model("a", profiles=[Profile(**_fields(cards=3))]))
     assert isinstance(verdict, NoRoom)
-    assert "needs 2 cards" in verdict.report.misses[0].reason
+    assert "n1: needs 3 cards at once, 2 of 2 would do" in verdict.report.misses[0].reason
 
 
 def _fields(**fields: object) -> dict[str, object]:
@@ -413,13 +425,13 @@ def test_those_who_wait_are_not_judged_again_for_every_one_that_joins(
         y.turn()
     y.compares = False
     judged: list[str] = []
-    judge = placement._judge
+    judge = placement._place
 
     def counted(scene: Scene, demand: Demand, *rest: Any) -> Any:
         judged.append(demand.model.name)
         return judge(scene, demand, *rest)
 
-    monkeypatch.setattr(placement, "_judge", counted)
+    monkeypatch.setattr(placement, "_place", counted)
     y.request("w10")
     y.turn()
     assert y.phase("w10") == "waiting"
