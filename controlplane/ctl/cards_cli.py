@@ -12,8 +12,8 @@ import rich_click as click
 from controlplane.ctl import cardacts, cardreads, parkacts, running
 from controlplane.ctl.cardasking import parse_card, parse_cards
 from controlplane.ctl.connect import Place
+from controlplane.ctl.failures import UsageMistake
 from events.settings import parse_bytes
-from events.subjects import encode_token
 from schemas.card import PRIORITIES, ClaimKind, Priority
 
 Options = Callable[[Any], Any]
@@ -275,9 +275,8 @@ def register(
         output: str,
     ) -> None:
         """Drain a replica and keep it in RAM, its card given back."""
-        encode_token(id)
         limit = wait_timeout if wait else None
-        run(parkacts.park(place_of(context), id, timeout, limit, output))
+        run(parkacts.park(place_of(context), _typed(id), timeout, limit, output))
 
     @replica.command("resume")
     @click.argument("id")
@@ -295,6 +294,12 @@ def register(
         output: str,
     ) -> None:
         """Bring a parked replica back to its cards."""
-        encode_token(id)
         limit = wait_timeout if wait else None
-        run(parkacts.resume(place_of(context), id, timeout, limit, output))
+        run(parkacts.resume(place_of(context), _typed(id), timeout, limit, output))
+
+
+def _typed(replica: str) -> str:
+    """Raises UsageMistake for nothing, which names no replica."""
+    if not replica:
+        raise UsageMistake("expected the id of a replica, got nothing")
+    return replica

@@ -115,10 +115,11 @@ async def _asked(place: Place, ask: CardAsk, tell: Tell) -> CardAnswer:
 
 async def _converse(place: Place, ask: CardAsk, end: float, tell: Tell) -> CardAnswer:
     """One connection, up to the final answer. Raises Away, _Ended, NotKnownYet, Unreachable."""
+    line = msgspec.json.encode(ask) + b"\n"
     reader, writer = await _connect(place)
     timeout_at = asyncio.get_running_loop().time() + ANSWER_S
     try:
-        writer.write(msgspec.json.encode(ask) + b"\n")
+        writer.write(line)
         while True:
             async with asyncio.timeout_at(timeout_at):
                 line = await reader.readline()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from msgspec import Struct
 
 from schemas.card import ProcessRef
-from schemas.cardasks import CardAnswer, CardAsk
+from schemas.cardasks import CardAnswer, CardAsk, LeaseAcquire, VmAttach
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -25,6 +25,9 @@ def granted(ask: CardAsk) -> CardAnswer:
 
 
 def waits(ask: CardAsk) -> CardAnswer:
+    """Whoever may wait does; the rest is done."""
+    if not isinstance(ask, LeaseAcquire | VmAttach):
+        return CardAnswer(status="done", id=getattr(ask, "what", ""))
     return CardAnswer(status="waiting", id=getattr(ask, "id", ""), waiting_for=("r-holder",))
 
 
