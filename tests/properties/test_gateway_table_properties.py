@@ -1,5 +1,7 @@
 """The gateway's table as sentences: a snapshot plus the rest is the whole; what is read twice changes nothing."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +11,16 @@ from gateway.domain.table import Table
 from tests.support.gateway_world import Story, folded
 
 NAMES = st.sampled_from(["a", "b"])
-IDS = st.sampled_from(["r-1", "r-2", "r-3"])
+PLACES: dict[str, dict[str, Any]] = {
+    "r-1": {"node": "n1", "cards": ("gpu0",)},
+    "r-2": {"node": "n1", "cards": ("gpu0", "gpu1")},
+    "r-3": {"node": "n2", "cards": ("gpu0",)},
+}
+"""A replica stays where it was started."""
+
+SCOPES = [f"{node}~{card}" for node in ("n1", "n2") for card in ("cpu", "gpu0", "gpu1")]
+IDS = st.sampled_from(list(PLACES))
+NODES = st.sampled_from(["n1", "n2"])
 PHASES = st.sampled_from(["starting", "ready", "draining", "parked", "stopped", "failed"])
 STEPS = st.lists(
     st.one_of(
@@ -18,6 +29,8 @@ STEPS = st.lists(
         st.tuples(st.just("replica"), IDS, st.tuples(PHASES, NAMES)),
         st.tuples(st.just("activation"), NAMES, st.sampled_from(["loading", "idle", "ready"])),
         st.tuples(st.just("node"), st.none(), st.sampled_from(["reachable", "lost"])),
+        st.tuples(st.just("cards"), NODES, st.sampled_from([(), ("gpu0",), ("gpu0", "gpu1")])),
+        st.tuples(st.just("no cards"), NODES, st.none()),
     ),
     max_size=30,
 )
@@ -37,9 +50,13 @@ def events(steps: list[tuple[str, object, object]]) -> list[Recorded]:
                 phase, model = value  # type: ignore[misc]
                 # A replica serves one model for its whole life.
                 owner = of_replica.setdefault(str(key), str(model))
-                made.append(story.replica(str(key), phase, model=owner))
+                made.append(story.replica(str(key), phase, model=owner, **PLACES[str(key)]))
             case "activation":
                 made.append(story.activation(value, model=str(key)))  # type: ignore[arg-type]
+            case "cards":
+                made.append(story.cards(str(key), *value))  # type: ignore[misc]
+            case "no cards":
+                made.append(story.cards_gone(str(key)))
             case _:
                 made.append(story.node(reach=value))
     return made
@@ -54,6 +71,9 @@ def seen(table: Table) -> object:
         table.activations,
         table.replicas,
         table.nodestates,
+        table.nodes,
+        dict(table.cards()),
+        {(m, s): [r.id for r in table.routable(m, s)] for m in ("a", "b") for s in SCOPES},
         {m: [r.id for r in table.routable(m)] for m in ("a", "b")},
         {m: [r.id for r in table.replicas_of(m)] for m in ("a", "b")},
     )
@@ -103,3 +123,24 @@ def test_the_last_event_of_each_subject_is_the_whole_state(
         )
 
     assert without_history(passed) == without_history(whole)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS)
+def test_req_d2_what_a_card_may_answer_is_ready_there_whatever_happened_before(
+    steps: list[tuple[str, object, object]],
+) -> None:
+    """Asked after every event, so that nothing remembered outlives what it was made of."""
+    table = Table()
+    for item in events(steps):
+        table.apply(item)
+        for model in ("a", "b"):
+            ready = [r for r in table.replicas.values() if r.model == model and table.may_route(r)]
+            assert {r.id for r in table.routable(model)} == {r.id for r in ready}
+            for scope in SCOPES:
+                node, _, card = scope.partition("~")
+                assert {r.id for r in table.routable(model, scope)} == {
+                    r.id for r in ready if r.node == node and card in r.cards
+                }
+        known = [f"{n}~{c.id}" for n, node in table.nodes.items() for c in node.cards]
+        assert set(table.cards()) == set(known)

@@ -1,5 +1,7 @@
 """The waiting room as sentences: each request gets exactly one answer; what it counts is who is in it."""
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,7 +15,7 @@ from hypothesis.stateful import (
 
 from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
 
-KEYS: list[Key] = [("a", "any"), ("b", "any")]
+KEYS: list[Key] = [("a", "any"), ("a", "n1~gpu0"), ("b", "any")]
 
 
 class RoomMachine(RuleBasedStateMachine):
@@ -114,6 +116,14 @@ class RoomMachine(RuleBasedStateMachine):
             assert self.room.count(key) == len(held)
             assert self.room.held_bytes(key) == sum(w.size_bytes for w in held)
             assert self.room.oldest_joined_s(key) == (held[0].joined_s if held else None)
+
+    @invariant()
+    def a_beacon_tells_by_model_over_all_scopes(self) -> None:
+        waiting = [w.key for w in self.waiting.values()]
+        assert self.room.by_model() == Counter(model for model, _ in waiting)
+        assert self.room.by_scope() == Counter(scope for _, scope in waiting)
+        on_card = Counter(model for model, scope in waiting if scope == "n1~gpu0")
+        assert self.room.by_model("n1~gpu0") == on_card
 
     @invariant()
     def nobody_waits_without_a_deadline(self) -> None:

@@ -1,14 +1,16 @@
 """The gateway's state on a loop but without a network: waits leave nothing, each has one answer."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 from gateway.clock import LoopClock
+from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
 from gateway.gateway import Asked, Gateway, Run, Ticket
 from schemas.settings import GatewaySettings
 from tests.support.aio import run
-from tests.support.gateway_world import Story, a_model, changes, folded
+from tests.support.gateway_world import NOW, Story, a_model, changes, folded
 
 
 def a_gateway(story: Story, **settings: Any) -> Gateway:
@@ -175,6 +177,112 @@ def test_a_batch_is_looked_at_as_a_whole_before_anybody_is_answered() -> None:
         )
         gateway.apply(batch, position=world.seq)
         assert ticket.outcome.result() is None
+        gateway.close()
+
+    run(story())
+
+
+def a_run(gateway: Gateway, *, has_byte: bool) -> tuple[Run, list[str]]:
+    """A request at the one ready replica, and the reasons it was aborted for."""
+    aborted: list[str] = []
+    found = gateway.admit("m", CHAT, accepted=False)
+    assert isinstance(found, Route)
+    run = gateway.start(found, aborted.append)
+    run.has_byte = has_byte
+    return run, aborted
+
+
+def test_inv_1_a_replica_parked_and_ready_again_within_one_batch_gives_its_requests_back() -> None:
+    """The last event alone looks as if nothing had happened: same id, same endpoint, same process."""
+
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+        gone: list[str] = []
+        gateway.on_endpoint_gone = gone.append
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        quiet, taken_back = a_run(gateway, has_byte=False)
+        begun, ended = a_run(gateway, has_byte=True)
+        batch = changes(
+            table,
+            world.replica("r-1", "draining"),
+            world.replica("r-1", "parked", reason="lease l-1"),
+            world.replica("r-1", "starting"),
+            world.replica("r-1", "ready"),
+        )
+        gateway.apply(batch, position=world.seq)
+        assert (quiet.lost, len(taken_back)) == ("stopped", 1)
+        assert ended == ["the engine r-1 was parked: lease l-1"]
+        # Not one connection of before is used for what comes now.
+        assert gone == ["http://127.0.0.1:20001"] * 2
+        for run_ in (quiet, begun):
+            gateway.finish(run_, used=False)
+        assert isinstance(gateway.admit("m", CHAT, accepted=False), Route)
+        gateway.close()
+
+    run(story())
+
+
+def test_inv_1_a_table_read_anew_tells_a_park_by_the_second_readiness() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica(ready_at=NOW)), position=world.seq)
+        same, kept = a_run(gateway, has_byte=False)
+        gateway.install(
+            folded(world.model(), world.replica(ready_at=NOW, taken_back="d-1")), synced=True
+        )
+        assert (same.lost, kept) == (None, [])
+        later = NOW + timedelta(minutes=5)
+        gateway.install(folded(world.model(), world.replica(ready_at=later)), synced=True)
+        assert (same.lost, len(kept)) == ("stopped", 1)
+        gateway.finish(same, used=False)
+        gateway.close()
+
+    run(story())
+
+
+def test_a_suspicion_ends_with_the_park_and_none_begins_while_it_lasts() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        known = table.replicas["r-1"]
+        gateway.suspect(known, "broke")
+        assert set(gateway.ejected) == {"r-1"}
+        gateway.apply(changes(table, world.replica("r-1", "parked")), position=world.seq)
+        assert not gateway.ejected
+        # The connection of a request may break later than the log told why.
+        gateway.suspect(known, "broke")
+        gateway.apply(changes(table, world.replica("r-1", "starting")), position=world.seq)
+        gateway.suspect(known, "refused_connection")
+        assert not gateway.ejected
+        gateway.apply(changes(table, world.replica("r-1", "ready")), position=world.seq)
+        assert isinstance(gateway.admit("m", CHAT, accepted=False), Route)
+        gateway.close()
+
+    run(story())
+
+
+def test_inv_5_one_answer_ends_when_its_engine_is_gone_whatever_its_connection_says() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        begun, ended = a_run(gateway, has_byte=True)
+        gateway.apply(changes(table, world.replica("r-1", "draining")), position=world.seq)
+        assert ended == []
+        gateway.apply(changes(table, world.replica("r-1", "stopped")), position=world.seq)
+        assert ended == ["the engine r-1 was stopped"]
+        gateway.finish(begun, used=True)
         gateway.close()
 
     run(story())
