@@ -9,7 +9,7 @@ from typing import Final
 
 from controlplane.ctl.cardanswers import LATE_S, TAKE_BACK_S, Tell, Waits, accepted, taking_back
 from controlplane.ctl.connect import Place, open_connection
-from controlplane.ctl.failures import NotKnownYet, Unreachable
+from controlplane.ctl.failures import CtlError, NotKnownYet, Unreachable
 from events.log import Batch, EventLog, Follower, LogError, Recorded, Wire
 from events.subjects import event_subject
 from schemas import codes
@@ -77,7 +77,11 @@ async def _followed(
     if fate is not None:
         return accepted(fate)
     # An ask repeated under its id has no second effect: this one brings what is needed to use it.
-    return accepted(await _request(wire, node, body))
+    answer = accepted(await _request(wire, node, body))
+    if answer.status == "waiting":
+        await _take_back(wire, node, body)
+        raise CtlError(f"{_id_of(body)}: it was granted and has ended already")
+    return answer
 
 
 async def _fate(follower: Follower, body: Waits, tell: Tell) -> CardAnswer | None:
