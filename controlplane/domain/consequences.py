@@ -32,7 +32,7 @@ def describe(
         here = running.get(name, [])
         if not isinstance(change.state, Model):
             lines.append(f"{name}: removed")
-            lines.extend(f"  {r.id} on {r.node} drains and stops" for r in here)
+            lines.extend(f"  {r.id} on {r.node} {_goes(r)}" for r in here)
             continue
         if isinstance(change.event, ModelChanged):
             lines.append(f"{name}: changed ({', '.join(change.event.fields)})")
@@ -40,6 +40,10 @@ def describe(
             lines.append(f"{name}: added, {mode(change.state.scaling)}")
         lines.extend(_of_change(models.get(name), change.state, here))
     return tuple(lines) or ("nothing changes",)
+
+
+def _goes(replica: Replica) -> str:
+    return "is parked, and stops" if replica.phase == "parked" else "drains and stops"
 
 
 def mode(scaling: Scaling) -> str:
@@ -62,17 +66,23 @@ def _of_change(old: Model | None, new: Model, here: list[Replica]) -> list[str]:
     lines: list[str] = []
     current = {profile_revision(new, profile) for profile in new.profiles}
     kept: list[Replica] = []
+    parked = 0
     for replica in here:
-        if replica.revision in current and replica.incarnation == new.incarnation:
-            kept.append(replica)
+        if replica.revision not in current or replica.incarnation != new.incarnation:
+            lines.append(f"  {replica.id} on {replica.node} {_goes(replica)}: its profile changed")
+        elif replica.phase == "parked":
+            parked += 1
         else:
-            lines.append(f"  {replica.id} on {replica.node} drains and stops: its profile changed")
+            kept.append(replica)
     # Which of the kept ones go is the reconciler's choice; how many is not.
     surplus = len(kept) - new.scaling.max
     if surplus > 0:
         lines.append(
             f"  {surplus} of {len(kept)} replicas drain and stop: max is {new.scaling.max}"
         )
+    copies = min(parked, max(len(kept) + parked - new.scaling.max, 0))
+    if copies > 0:
+        lines.append(f"  {copies} of {parked} parked copies stop: max is {new.scaling.max}")
     missing = new.scaling.min - min(len(kept), new.scaling.max)
     if missing > 0:
         lines.append(f"  {missing} to start")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from controlplane.domain import activation as moves
-from controlplane.domain import memory, record
+from controlplane.domain import memory
 from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Change, Decision
 from controlplane.domain.index import Planned
@@ -172,7 +172,7 @@ def _expected_at(scene: Scene, activation: Activation, replica: Replica | None) 
         return None
     known = scene.world.records.get(activation.model)
     if is_resuming(replica):
-        back_s = record.expected_resume_s(known, replica.profile, replica.card_kind)
+        back_s = memory.expected_resume_s(known, replica.profile, replica.card_kind)
         return None if back_s is None else replica.since + timedelta(seconds=back_s)
     load_s = memory.expected_load_s(known, replica.profile, replica.card_kind)
     started_at = replica.started_at or scene.now

@@ -82,15 +82,6 @@ def _timed(replica: Replica) -> str | None:
     return None
 
 
-def expected_resume_s(record: Record | None, profile: str, card_kind: str) -> float | None:
-    """The median of the last resumes, in seconds; None when none was measured."""
-    known = memory.measured(record, profile, card_kind)
-    if known is None or not known.resume_s:
-        return None
-    times = sorted(known.resume_s)
-    return times[len(times) // 2]
-
-
 def fold_ready(
     record: Record | None, replica: Replica, planned: Collection[str], now: datetime
 ) -> Change:

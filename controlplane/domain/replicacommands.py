@@ -4,19 +4,24 @@ The agent carries it out and may find that it cannot after all: it says so in th
 parked by a person comes back as any other does: when somebody asks for its model.
 """
 
+from typing import Final
+
 from controlplane.domain import activation as moves
-from controlplane.domain import catalog, departures, memory, record
+from controlplane.domain import catalog, departures, memory
 from controlplane.domain.decision import Accepted, Change, Rejected
 from controlplane.domain.index import Planned
-from controlplane.domain.placement import Demand, Placed, place, sentence
+from controlplane.domain.judging import Demand, facts_of, judge_parked
 from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.scene import ANY, Scene, is_demanded, is_off
 from schemas import codes
 from schemas.activation import ActivationPlacing, ActivationReady
 from schemas.commands import ReplicaPark, ReplicaResume
-from schemas.model import Model, Profile
+from schemas.model import EngineName, Model, ParkWay, Profile
 from schemas.plan import Stop
 from schemas.replica import TERMINAL_PHASES, Replica
+
+BY_ITSELF: Final[dict[EngineName, ParkWay]] = {"vllm": "sleep"}
+"""The way engines are parked whose profile says nothing of it; others are stopped."""
 
 
 def decide(scene: Scene, actor: str, body: ReplicaPark | ReplicaResume) -> Accepted | Rejected:
@@ -85,6 +90,7 @@ def _park(scene: Scene, actor: str, planned: Planned, replica: Replica) -> Accep
             reason="park",
             decided_at=scene.now,
             drain_timeout_s=timeout_s,
+            take_back=True,
             park="must",
         ),
     )
@@ -95,36 +101,36 @@ def _park(scene: Scene, actor: str, planned: Planned, replica: Replica) -> Accep
         changes.extend(departures.withdrawn_from(scene, model, ready, gone, "park", why))
     return Accepted(
         changes=tuple(changes),
-        sentence=f"{replica.id} on {planned.node} finishes its requests, for {timeout_s:g} s at most, and is parked",
+        sentence=f"{replica.id} on {planned.node} finishes its requests and is parked; with some still running "
+        f"after {timeout_s:g} s it serves on",
         refs=(scene.world.subject("replica", planned.node, replica.id),),
     )
 
 
 def _cannot_park(scene: Scene, planned: Planned, replica: Replica) -> str:
-    """Why there is no way to park it, and what would give it one; empty when there is."""
+    """Why there is no way to park it, and what would give it one; empty when there is.
+
+    1. it is on no gpu; 2. profile and engine have none; 3. its node has not the way they have.
+    """
     launch = planned.item.launch
     node = scene.world.nodes[planned.node]
     told = {engine.name: engine.park_ways for engine in node.engines}
     ways = told.get(launch.engine, ())
-    wish = launch.parking
+    way = launch.parking.way if launch.parking is not None else BY_ITSELF.get(launch.engine, "none")
     name = f"{replica.id} ({launch.engine})"
-    if wish is not None and wish.way == "none":
+    if replica.card_kind != "gpu":  # 1
+        return f"{name} runs on {'+'.join(planned.item.cards)}: what it uses is RAM already; unload {replica.model} to stop it"
+    if way == "none":  # 2
         return (
-            f"{name}: profile {launch.profile} says `parking: none`; change it, or unload the model"
+            f"{name}: neither its engine nor profile {launch.profile} has a way to park it; give the "
+            f"profile a `parking:` way, or unload {replica.model}"
         )
-    if wish is not None and wish.way == "command":
-        if node.allow_commands:
-            return ""
-        return f"{name}: {node.id} does not allow commands (allow_commands), and its profile parks by one"
-    if wish is not None and wish.way not in ways:
-        has = ", ".join(ways) or "none"
-        return f"{name}: {node.id} cannot park it by {wish.way}, its ways are: {has}"
-    if wish is None and "sleep" not in ways:
-        # Only an engine's own sleep is used without being asked for.
-        return (
-            f"{name}: this engine has no sleep of its own on {node.id}; give profile {launch.profile} a "
-            "`parking:` way, or unload the model"
+    if way not in ways:  # 3
+        has = f"its ways are {', '.join(ways)}" if ways else "it has none"
+        allows = (
+            "" if way != "command" or node.allow_commands else " (allow_commands is false there)"
         )
+        return f"{name}: {node.id} cannot park it by {way}, {has}{allows}; unload {replica.model} to stop it"
     return ""
 
 
@@ -170,22 +176,17 @@ def _resume(scene: Scene, actor: str, planned: Planned, replica: Replica) -> Acc
 
 
 def _not_to_be_had(scene: Scene, model: Model, planned: Planned) -> Rejected | None:
-    """5. What placement says of bringing it back to its cards and no others."""
-    scope = f"{planned.node}~{planned.item.cards[0]}"
-    verdict = place(scene, Demand(model=model, wanted_at=scene.now, scope=scope))
-    if isinstance(verdict, Placed) and verdict.rank == 1:
-        return None
+    """5. Why it cannot have its own cards back at once, whatever others there are; None when it can."""
     where = f"{planned.node}/{'+'.join(planned.item.cards)}"
-    report = getattr(verdict, "report", None)
-    if report is None:
-        why = getattr(verdict, "reason", "nothing can be placed now")
-        return _conflict(f"{planned.item.replica} cannot come back: {why}")
-    candidates = [c for c in (report.chosen, *report.misses) if c is not None]
-    own = next((c for c in candidates if c.resumes == planned.item.replica), None)
-    why = own.reason if own is not None else sentence(report)
-    kept = own is not None and own.rank == 5
+    demand = Demand(model=model, wanted_at=scene.now)
+    found = None
+    if not scene.frozen:
+        found = judge_parked(scene, facts_of(scene, demand, ()), planned)
+    if found is not None and found.rank == 1:
+        return None
+    why = scene.frozen or (found.reason if found is not None else "its cards are gone")
     return Rejected(
-        code=codes.CARD_KEPT if kept else codes.CONFLICT,
+        code=codes.CARD_KEPT if found is not None and found.kept else codes.CONFLICT,
         sentence=f"{planned.item.replica} cannot come back to {where} now: {why}",
     )
 
@@ -217,7 +218,7 @@ def _back(
             )
         )
     else:
-        back_s = record.expected_resume_s(
+        back_s = memory.expected_resume_s(
             scene.world.records.get(model.name), profile.name, replica.card_kind
         )
         wanted = live or moves.opened(model.name, model.incarnation, ANY, scene.now, known)

@@ -1,11 +1,12 @@
 """Stops replicas the catalog no longer asks for: removed, switched off, changed, above `max`, and parked copies with
 them.
 
-None of these may park: what is not asked for any more keeps no memory. Idle stops (idle.py) and those that make room (reconcile.py) are not decided here.
+What the catalog does not ask for any more is not parked. Idle stops (idle.py) and those that make room (reconcile.py) are not decided here.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 from controlplane.domain import holders
 from controlplane.domain.decision import Decision
@@ -25,7 +26,8 @@ def stopped(scene: Scene, model: Model | None, name: str, held: Held) -> Decisio
     a. the entry is gone, or another of the same name; b. it is off;
     c. started from an older revision: those not needed while the new one comes up;
     d. more than `max`; e. parked copies of a model that has as many as it may have answering;
-    f. one that waits for room on its card and that nobody asks for any more.
+    f. one that waits for room on its card and that nobody asks for any more; a parked copy that was to come
+       back stays parked then.
     """
     running = [p for p, hold in held if hold in ("ready", "pending", "away")]
     parked = [p for p, hold in held if hold == "parked"]
@@ -60,12 +62,15 @@ def stopped(scene: Scene, model: Model | None, name: str, held: Held) -> Decisio
     if surplus:  # e
         why = f"max is {model.scaling.max}, {ready} ready"
         return stop_decision(scene, name, surplus, "scaled_down", why)
-    needed = target_of(model, activations)
     unasked = [p for p in counted if _is_unasked(scene, p)]
-    surplus = holders.to_stop(scene, unasked, len(counted) - needed)
-    if surplus:  # f
+    for planned in holders.to_stop(
+        scene, unasked, len(counted) - target_of(model, activations)
+    ):  # f
         why = "nobody asks for it any more"
-        return stop_decision(scene, name, surplus, "scaled_down", why)
+        replica = scene.world.replicas[planned.item.replica]
+        if replica.phase == "parked":
+            return stop_decision(scene, name, [planned], "park", why, park="may")
+        return stop_decision(scene, name, [planned], "scaled_down", why)
     return None
 
 
@@ -80,9 +85,10 @@ def _longest_parked(scene: Scene, parked: list[Planned], count: int) -> tuple[Pl
 
 
 def _is_unasked(scene: Scene, planned: Planned) -> bool:
-    """Whether its agent still makes room for it and no demand that may use its card is pending."""
+    """Whether its agent still makes room for it, or for its way back, and no demand that may use its card is
+    pending."""
     replica = scene.world.replicas.get(planned.item.replica)
-    if replica is None or replica.phase != "waiting":
+    if replica is None or replica.phase not in ("waiting", "parked"):
         return False
     return not any(
         activation.phase in PENDING_PHASES and is_in_scope(planned, activation.scope)
@@ -96,6 +102,8 @@ def stop_decision(
     stopping: list[Planned] | tuple[Planned, ...],
     reason: StopReason,
     why: str,
+    *,
+    park: Literal["never", "may"] = "never",
 ) -> Decision:
     edit = PlanEdit(world=scene.world)
     stop = Stop(
@@ -103,6 +111,7 @@ def stop_decision(
         reason=reason,
         decided_at=scene.now,
         drain_timeout_s=scene.settings.drain_timeout_s,
+        park=park,
     )
     for planned in stopping:
         edit.stop(planned, stop)

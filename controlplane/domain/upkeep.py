@@ -171,14 +171,16 @@ def _refused(
 
 
 def _taken_back(scene: Scene, model: Model | None, held: Held) -> Decision | None:
-    """2. The bound passed with requests running: the agent made it ready again, so nobody stops it."""
+    """2. The bound passed with requests running, or what was to be parked could not be: the agent made it ready
+    again, so nobody stops it."""
     for planned, hold in held:
         stop = planned.item.stop
         replica = scene.world.replicas.get(planned.item.replica)
         if hold != "stopping" or stop is None or replica is None:
             continue
         if replica.phase == "ready" and replica.taken_back == stop.decision:
-            return _resume(scene, model, planned, replica, "taken back, requests were running")
+            why = f"taken back, {replica.reason or 'requests were running'}"
+            return _resume(scene, model, planned, replica, why)
     return None
 
 
@@ -186,14 +188,27 @@ def _demanded_again(scene: Scene, model: Model | None, held: Held) -> Decision |
     """3. Somebody asks for what is just being stopped for lack of demand."""
     if model is None or is_off(model):
         return None
-    running = sum(1 for _, hold in held if hold in ("ready", "pending"))
-    if running >= target_of(model, scene.activations_of(model.name)):
+    running = [p for p, hold in held if hold in ("ready", "pending")]
+    if len(running) >= target_of(model, scene.activations_of(model.name)):
         return None
     for planned, hold in held:
         replica = scene.world.replicas.get(planned.item.replica)
-        if hold == "stopping" and replica is not None and may_resume(scene, planned, replica):
+        if hold != "stopping" or replica is None or not may_resume(scene, planned, replica):
+            continue
+        if len(running) < model.scaling.min or _is_asked_for(scene, model, planned, running):
             return _resume(scene, model, planned, replica, "demand came back")
     return None
+
+
+def _is_asked_for(scene: Scene, model: Model, planned: Planned, running: Sequence[Planned]) -> bool:
+    """Whether a demand that this replica may answer has fewer than it wants; one for another card does not
+    count."""
+    return any(
+        is_demanded(activation, model)
+        and is_in_scope(planned, activation.scope)
+        and sum(is_in_scope(p, activation.scope) for p in running) < activation.replicas
+        for activation in scene.activations_of(model.name)
+    )
 
 
 def may_resume(scene: Scene, planned: Planned, replica: Replica) -> bool:

@@ -399,6 +399,73 @@ def test_a_scope_that_names_no_card_writes_nothing(scope: str) -> None:
     assert y.pending == []
 
 
+@pytest.mark.parametrize(
+    ("scope", "said"),
+    [
+        ("n1~gpu7", "n1 has no card gpu7; it has gpu0"),
+        ("n9~gpu0", "there is no node n9; known: n1"),
+    ],
+)
+def test_req_x1_a_card_that_no_node_has_is_refused_with_what_there_is(
+    scope: str, said: str
+) -> None:
+    y = yard().add(model("a"))
+    y.send(ModelActivate(model="a", scope=scope), actor="gateway")
+    y.settle()
+    refused = y.world.activations[("a", scope)]
+    assert (refused.phase, refused.code, refused.reason) == ("refused", "no_capacity", said)
+    assert refused.retry_at == y.now + timedelta(seconds=60)
+    assert y.items() == []
+
+
+def test_inv_11_cards_that_are_not_there_are_refused_once_a_few_at_a_time_and_forgotten() -> None:
+    y = yard().add(model("a"))
+    y.settle()
+    before = len(y.log)
+    for turn in range(3):
+        for n in range(100):
+            y.send(ModelActivate(model="a", scope=f"n1~x{n}", rev=turn), actor="gateway")
+    y.settle(bound=400)
+    assert len(y.log) - before == 16
+    y.now += timedelta(seconds=61)
+    y.settle()
+    assert len(y.log) - before == 32, "each ends with a tombstone"
+    assert [scope for _, scope in y.world.activations] == []
+    y.send(ModelActivate(model="a", scope="n1~x0"), actor="gateway")
+    y.settle()
+    assert y.phase("a", "n1~x0") == "refused"
+
+
+def test_a_refusal_for_a_card_that_appeared_meanwhile_is_kept_and_not_in_the_way() -> None:
+    y = yard().add(model("a"))
+    y.send(ModelActivate(model="a", scope="n2~gpu0"), actor="gateway")
+    y.settle()
+    y.node("n2")
+    y.now += timedelta(seconds=61)
+    y.settle()
+    y.send(ModelActivate(model="a", scope="n2~gpu0"), actor="gateway")
+    y.until(lambda: y.phase("a", "n2~gpu0") == "ready", 10)
+
+
+def test_a_demand_for_one_card_follows_only_what_runs_on_that_card() -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 6, maximum=2))
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    [first] = y.ready("a")
+    [card] = y.world.replicas[first].cards
+    other = "gpu1" if card == "gpu0" else "gpu0"
+    y.send(ModelActivate(model="a", scope=f"n1~{card}"), actor="gateway")
+    y.send(ModelActivate(model="a", scope=f"n1~{other}"), actor="gateway")
+    y.settle()
+    here, there = (y.world.activations[("a", f"n1~{name}")] for name in (card, other))
+    assert (here.phase, here.replica) == ("ready", first)
+    assert there.phase == "placing", "what runs elsewhere is no answer"
+    y.until(lambda: y.phase("a", f"n1~{other}") == "ready", 10)
+    second = y.world.activations[("a", f"n1~{other}")].replica
+    assert second is not None
+    assert y.world.replicas[second].cards == (other,)
+
+
 def test_a_command_that_fits_no_batch_is_refused() -> None:
     y = yard().add(*(model(f"m{n:04}") for n in range(901)))
     y.settle()

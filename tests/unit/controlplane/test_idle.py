@@ -9,7 +9,7 @@ from controlplane.domain.decision import AgentLive, GatewayLive, Live, ReplicaLi
 from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
 from schemas.beacons import EngineCounters
-from schemas.commands import ModelLoad
+from schemas.commands import ModelActivate, ModelLoad
 from schemas.replica import ReplicaDraining, ReplicaStopped
 from tests.support.worlds import Yard, counting_ids, model, yard
 
@@ -323,3 +323,52 @@ def test_a_request_on_a_gateway_heard_lately_is_use_whatever_the_engine_counted(
     busy = gateway(age_s=8.0, inflight={id_: 1})
     assert not stops(y, live(y, agents=(agent,), gateways=(busy,)))
     assert stops(y, live(y, agents=(agent,), gateways=(gateway(age_s=11.0, inflight={id_: 1}),)))
+
+
+def test_an_idle_stop_lets_the_agent_park_and_takes_a_busy_one_back() -> None:
+    y = running()
+    [id_] = y.ready("a")
+    y.settle()
+    [(_, item)] = y.items("a")
+    assert item.replica == id_
+    assert item.stop is not None
+    assert (item.stop.park, item.stop.take_back) == ("may", True)
+
+
+def test_demands_for_one_card_end_with_the_model_that_is_idle() -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 6, maximum=2, idle_s=60))
+    for scope in ("n1~gpu0", "n1~gpu1"):
+        y.send(ModelActivate(model="a", scope=scope), actor="gateway")
+    y.until(lambda: len(y.ready("a")) == 2, 20)
+    y.until(lambda: not y.items(), 200)
+    assert {a.phase for a in y.world.activations.values()} == {"idle"}
+
+
+def test_a_demand_for_one_card_is_not_said_to_be_served_by_another() -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 6, minimum=1, maximum=2, idle_s=60))
+    y.until(lambda: y.ready("a"), 20)
+    [first] = y.ready("a")
+    [card] = y.world.replicas[first].cards
+    other = "gpu1" if card == "gpu0" else "gpu0"
+    y.send(ModelActivate(model="a", scope=f"n1~{other}"), actor="gateway")
+    y.until(lambda: len(y.ready("a")) == 2, 20)
+    y.until(lambda: len(y.items()) == 1, 200)
+    [(_, item)] = y.items()
+    scoped = y.world.activations[("a", f"n1~{other}")]
+    if item.cards == (other,):
+        assert (scoped.phase, scoped.replica) == ("ready", item.replica)
+    else:
+        assert scoped.phase == "idle"
+
+
+def test_a_demand_that_waits_for_its_own_card_outlives_an_idle_stop_elsewhere() -> None:
+    y = yard(gpu0=8, gpu1=8).add(model("a", 6, maximum=2, idle_s=30), model("b", 6, idle_s=0))
+    y.do(ModelLoad(model="b", for_s=3000))
+    y.until(lambda: y.ready("b"), 20)
+    [held] = y.world.replicas[y.ready("b")[0]].cards
+    y.send(ModelActivate(model="a", scope=f"n1~{held}"), actor="gateway")
+    y.send_activate("a")
+    y.until(lambda: y.ready("a"), 20)
+    assert y.phase("a", f"n1~{held}") == "waiting"
+    y.until(lambda: y.phase("a") == "idle", 120)
+    assert y.phase("a", f"n1~{held}") == "waiting"

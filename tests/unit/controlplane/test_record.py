@@ -10,6 +10,7 @@ from events.log import Broken
 from events.subjects import event_subject
 from schemas.commands import ModelActivate, ModelLoad
 from schemas.model import ModelChanged
+from schemas.record import Record
 from schemas.replica import ReplicaReady
 from tests.support.worlds import GIB, SETTINGS, Yard, model, profile, yard
 
@@ -322,3 +323,67 @@ def test_a_failure_that_cannot_be_recorded_is_not_started_again_for_ever(minimum
     assert y.started("a") == 1
     assert y.step().stuck == ("a (any)",)
     assert y.started("b") == 1
+
+
+def test_what_a_resume_took_is_no_load_and_ends_no_row_of_failures() -> None:
+    y = yard().add(model("a"))
+    y.engine("a").measured_bytes = 2 * GIB
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    known = y.record("a")
+    replica = y.world.replicas[y.ready("a")[0]]
+    back = replace(replica, resume_s=0.75)
+    assert record.is_unmeasured(known, back)
+    folded = record.fold_ready(known, back, {replica.id}, y.now).state
+    assert isinstance(folded, Record)
+    [entry] = folded.measured
+    assert (entry.resume_s, entry.load_s) == ((0.75,), known.measured[0].load_s)
+    assert entry.memory_bytes == 2 * GIB
+    assert not record.is_unmeasured(folded, back)
+    assert record.is_unmeasured(folded, replace(back, resume_s=0.8)), "the next one"
+
+
+def test_what_a_park_took_is_measured_without_calling_its_memory_the_models() -> None:
+    y = yard().add(model("a"))
+    y.engine("a").measured_bytes = 2 * GIB
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    known = y.record("a")
+    replica = y.world.replicas[y.ready("a")[0]]
+    away = replace(replica, phase="parked", park_s=1.25, measured_memory_bytes=5 * GIB)
+    folded = record.fold_ready(known, away, {replica.id}, y.now).state
+    assert isinstance(folded, Record)
+    [entry] = folded.measured
+    assert (entry.park_s, entry.memory_bytes) == ((1.25,), 2 * GIB)
+    assert folded.counted == known.counted
+
+
+def test_times_of_replicas_that_left_the_plan_are_not_remembered_for_ever() -> None:
+    y = yard().add(model("a"))
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    replica = y.world.replicas[y.ready("a")[0]]
+    state = y.record("a")
+    for n in range(100):
+        other = replace(replica, id=f"r-x{n}", phase="parked", park_s=1.0 + n)
+        change = record.fold_ready(state, other, {other.id}, y.now)
+        assert isinstance(change.state, Record)
+        state = change.state
+    assert state.timed == ("r-x99 park 100.0",)
+
+
+@pytest.mark.parametrize("code", ["parked_lost", "resume_failed"])
+def test_a_parked_copy_that_does_not_come_back_counts_against_nobody(code: str) -> None:
+    y = yard().add(model("a"))
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    [id_] = y.ready("a")
+    for _ in range(6):
+        y.fail(id_, code=code, last_line="gone")
+        y.settle()
+        y.request("a")
+        y.until(lambda: y.ready("a"), 10)
+        [id_] = y.ready("a")
+    assert y.refused == []
+    assert y.record("a").failures == ()
+    assert y.record("a").quarantined is None
