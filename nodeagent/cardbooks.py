@@ -229,7 +229,7 @@ class CardBooks:
                 memory_bytes=lease.memory_bytes,
                 used_before_bytes=max(card.used_bytes, freed_bytes),
                 used_after_bytes=left,
-                why=lease.why or why,
+                why=lease.why or ("released" if lease.kind == "named" else why),
             )
             changes.append(Change(card=after, event=event, cause=holder))
         if changes:

@@ -6,7 +6,7 @@ more. It carries out nothing and measures nothing; whoever is to leave is named,
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from datetime import datetime
+from datetime import UTC, datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +30,8 @@ from schemas.settings import NodeagentSettings
 
 DRAINABLE: frozenset[str] = frozenset({"ready", "draining"})
 """Phases of replicas that leave for an interactive waiter: never one that is still starting."""
+
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -327,10 +329,9 @@ class _Settling:
     def _order(self, lease: Lease, waiter: Waiter) -> tuple[bool, int, datetime, str]:
         """Who leaves first: whoever was asked already, then by requests running, last use, id."""
         facts = self.facts
-        used_at = facts.used_at.get(lease.holder, lease.since)
         one = self.held.get(lease.holder)
-        if one is not None and one.replica.ready_at is not None:
-            used_at = max(used_at, one.replica.ready_at)
+        ready_at = one.replica.ready_at if one is not None else None
+        used_at = max(facts.used_at.get(lease.holder) or ready_at or lease.since, ready_at or _EVER)
         if lease.kind == "parked":
             used_at = lease.since
         asked = lease.holder in waiter.waiting_for
