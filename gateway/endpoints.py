@@ -136,6 +136,8 @@ class Inference:
         1. what cannot be read as a request for a model is refused before anything is asked
         2. then, until it is answered: admit; wait; run. A lost replica leads back to `admit`.
         """
+        if on is not None:
+            served.scope = timeline.scope = self._gateway.scope_known(on)
         unreadable = media_type_problem(request)
         if unreadable is not None:
             await reply(respond, unreadable, served)
@@ -151,8 +153,6 @@ class Inference:
         unplanned = planned = 0
         accepted = False
         sending = Sending(request, path, fields.model, on)
-        if on is not None:
-            served.scope = timeline.scope = gateway.scope_known(on)
         while True:  # 2
             decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
             accepted = True

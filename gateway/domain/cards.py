@@ -26,6 +26,13 @@ class CardRef(Struct, frozen=True, kw_only=True):
         return scope_of(self.node, self.card)
 
 
+class NodeCards(Struct, frozen=True, kw_only=True):
+    """What of a machine's inventory a gateway needs: engines and memory are no request's business."""
+
+    node: str
+    cards: tuple[CardInfo, ...]
+
+
 class KnownCard(Struct, frozen=True, kw_only=True):
     """A card that an agent reported."""
 

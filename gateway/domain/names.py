@@ -6,6 +6,7 @@ neither. Pure.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -43,6 +44,9 @@ _OWN: Final[dict[str, Kind]] = {
 _MODEL_PREFIX: Final = "/v1/models/"
 
 _CARD_PREFIX: Final = "/cards/"
+
+LONGEST_KEPT: Final = 256
+"""Characters of a path below a card whose meaning is remembered; clients ask the same few again and again."""
 
 _OWN_ON_CARD: Final[dict[str, Kind]] = {"/v1/models": "models"}
 """What of `_OWN` is answered under the base URL of a card too."""
@@ -114,7 +118,9 @@ def place_of(method: str, path: str) -> Place:
     if plain is not None:  # 2
         return plain if method == "POST" else Place(kind="method_not_allowed", allow="POST")
     if path.startswith(_CARD_PREFIX):  # 5
-        return _on_card(method, path)
+        # A long one is hardly a card's, and nobody shall fill memory with made-up ones.
+        read = _on_card if len(path) <= LONGEST_KEPT else _on_card.__wrapped__
+        return read(method, path)
     return _place_of(method, path, _OWN)
 
 
@@ -135,6 +141,7 @@ def _place_of(method: str, path: str, owned: Mapping[str, Kind]) -> Place:
     return Place(kind="not_found")  # 7
 
 
+@lru_cache(maxsize=1024)
 def _on_card(method: str, path: str) -> Place:
     """What stands behind `/cards/<node>/<card>`, by the same rules as without it.
 

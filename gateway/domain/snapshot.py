@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from gateway.domain.cards import NodeCards
 from gateway.domain.table import ActivationEntry, ModelEntry, RecordEntry, Table
-from schemas.node import Node, NodeState
+from schemas.node import NodeState
 from schemas.replica import Replica
 
 FORMAT: Final = 1
@@ -29,7 +30,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     records: tuple[RecordEntry, ...] = ()
     replicas: tuple[Replica, ...] = ()
     nodestates: tuple[NodeState, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeCards, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -69,7 +70,7 @@ def restore(snapshot: Snapshot) -> Table:
     for state in snapshot.nodestates:
         table.nodestates[state.node] = state
     for node in snapshot.nodes:
-        table.nodes[node.id] = node
+        table.nodes[node.node] = node
     return table
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from events.log import Broken, Recorded
-from gateway.domain.cards import CardRef, KnownCard
+from gateway.domain.cards import CardRef, KnownCard, NodeCards
 from schemas.activation import Activation
 from schemas.cardnames import ANY_SCOPE, scope_of
 from schemas.model import Model
@@ -95,7 +95,7 @@ class Table:
     activations: dict[tuple[str, str], ActivationEntry] = field(default_factory=dict)
     records: dict[str, RecordEntry] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, NodeCards] = field(default_factory=dict)
     nodestates: dict[str, NodeState] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     unknown_events: int = 0
@@ -258,10 +258,14 @@ class Table:
                 return ReplicaChanged(seq=item.seq, before=before, after=after)
             case "node":
                 node = item.key[0]
-                if not known and node in self.nodes:
+                before_cards = self.nodes.get(node)
+                if not known and before_cards is not None:
                     return None
                 if isinstance(state, Node):
-                    self.nodes[node] = state
+                    told = NodeCards(node=node, cards=state.cards)
+                    if told == before_cards:
+                        return None  # its engines changed, or its agent ended or began
+                    self.nodes[node] = told
                 else:
                     self.nodes.pop(node, None)
                 self._forget_cards()

@@ -87,8 +87,8 @@ def a_node(node: str = "n1", *ids: str, **fields: Any) -> Node:
     """A machine with its `cpu` card and one of kind gpu for each id."""
     cards = [CardInfo(id="cpu", kind="cpu", memory_bytes=1 << 30)]
     cards += [CardInfo(id=id, kind="gpu", memory_bytes=1 << 30) for id in ids]
-    fields.setdefault("cards", tuple(cards))
-    return Node(id=node, running=True, started_at=NOW, **fields)
+    defaults: dict[str, Any] = {"cards": tuple(cards), "running": True, "started_at": NOW}
+    return Node(id=node, **(defaults | fields))
 
 
 def an_activation(phase: ActivationPhase = "loading", **fields: Any) -> Activation:

@@ -216,6 +216,8 @@ def test_inv_5_a_card_that_goes_answers_those_who_wait_for_it() -> None:
     story = Story()
     table = two_cards(story, story.cards("n2", "gpu0"))
     assert settle(table, "m", UP, NOW, scope="n1~gpu0") == Keep()
+    # Told again and nothing new in it: nobody has to look.
+    assert changes(table, story.cards("n1", "gpu0", "gpu1", version="2", running=False)) == []
     assert changes(table, story.cards("n1")) == [NodeTouched(seq=story.seq, node="n1")]
     assert isinstance(settle(table, "m", UP, NOW, scope="n1~gpu0"), Refuse)
     # A node that was removed has no cards, also before its own events are ended.
