@@ -7,6 +7,8 @@ import msgspec
 from schemas.activation import Activation
 from schemas.commands import ModelActivate
 from schemas.model import ModelChanged
+from schemas.replica import ReplicaParked
+from tests.support.parking import ParkingYard, parking_yard
 from tests.support.worlds import SETTINGS, Yard, model, profile, yard
 
 
@@ -272,3 +274,147 @@ def test_a_gateway_that_died_while_somebody_waited_does_not_keep_the_place_for_e
     y.now += timedelta(seconds=61)
     y.settle()
     assert y.activation("a").answered
+
+
+# The five cases of two cards, and what follows from them
+
+
+def two_cards(*names: str, gib: float = 6) -> ParkingYard:
+    return parking_yard(gpu0=8, gpu1=8).add(*(model(name, gib, idle_s=30) for name in names))
+
+
+def card_of(y: ParkingYard, name: str) -> str:
+    [id_] = y.ready(name)
+    [card] = y.world.replicas[id_].cards
+    return card
+
+
+def test_req_d13_a_both_free_is_the_first_card() -> None:
+    y = two_cards("a")
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu0"
+
+
+def test_req_d13_b_a_game_on_the_first_is_the_second() -> None:
+    y = two_cards("a")
+    y.claim("n1", "gpu0")
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+
+
+def test_req_d13_c_a_lease_on_the_first_is_the_second() -> None:
+    y = two_cards("a")
+    y.lease("n1", "gpu0")
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+    assert y.world.cards[("n1", "gpu0")].leases, "nobody was asked to leave"
+
+
+def test_req_d13_d_a_lease_leaves_before_anybody_queues_behind_a_game() -> None:
+    y = two_cards("a")
+    y.claim("n1", "gpu0")
+    holder = y.lease("n1", "gpu1")
+    y.request("a")
+    y.settle()
+    [(_, item)] = y.items("a")
+    assert (item.cards, item.evict) == (("gpu1",), (holder,))
+    y.act()
+    y.settle()
+    waiting = y.activation("a")
+    assert (waiting.phase, waiting.waiting_for, waiting.kept) == ("waiting", (holder,), False)
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+
+
+def test_req_d13_e_a_parked_copy_is_resumed_where_it_is() -> None:
+    y = two_cards("a")
+    y.claim("n1", "gpu0")
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    [id_] = y.ready("a")
+    y.until(lambda: y.world.replicas[id_].phase == "parked", 90)
+    y.end_claim("n1", "gpu0")
+    # Another agent took over there, and said again what it found.
+    y._tell(y.world.replicas[id_], ReplicaParked(way="sleep"))
+    y.settle()
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    assert y.ready("a") == [id_]
+    assert card_of(y, "a") == "gpu1"
+
+
+def test_req_d16_a_parked_copy_on_a_held_card_comes_back_when_the_holder_was_drained() -> None:
+    y = parking_yard(gpu0=8).add(model("a", 6, idle_s=30), model("b", 6, idle_s=3000))
+    y.request("a")
+    y.until(lambda: y.ready("a"), 10)
+    [copy] = y.ready("a")
+    y.until(lambda: y.world.replicas[copy].phase == "parked", 90)
+    y.request("b")
+    y.until(lambda: y.ready("b"), 10)
+    [holder] = y.ready("b")
+    y.advance(15)
+    y.request("a")
+    y.settle()
+    stop = next(item.stop for _, item in y.items("b"))
+    assert stop is not None
+    assert (stop.reason, stop.park) == ("drain", "may")
+    y.until(lambda: y.ready("a"), 20)
+    assert y.ready("a") == [copy]
+    assert y.world.replicas[holder].phase == "parked", "and makes room by parking itself"
+
+
+def test_req_d18_behind_what_keeps_every_card_the_demand_waits_and_says_for_whom() -> None:
+    y = two_cards("a")
+    y.claim("n1", "gpu0", name="Half-Life")
+    pinned = y.lease("n1", "gpu1", "render", pinned=True)
+    y.request("a")
+    y.turn()
+    waiting = y.activation("a")
+    assert (waiting.phase, waiting.kept) == ("waiting", True)
+    assert "Half-Life" in waiting.reason or "render" in waiting.reason
+    assert waiting.waiting_for
+    assert y.items("a") == []
+    y.advance(600, by=10)
+    assert y.activation("a").phase == "waiting", "it is not refused, and nobody is drained"
+    assert y.world.cards[("n1", "gpu1")].leases
+    y.end_lease(pinned)
+    y.until(lambda: y.ready("a"), 10)
+    assert (card_of(y, "a"), y.activation("a").kept) == ("gpu1", False)
+
+
+def test_req_d19_two_requests_at_once_take_two_free_cards() -> None:
+    y = two_cards("a", "b")
+    y.request("a")
+    y.request("b")
+    y.settle()
+    cards = [item.cards for _, item in y.items()]
+    assert sorted(cards) == [("gpu0",), ("gpu1",)]
+
+
+def test_req_d19_a_card_that_was_given_meanwhile_is_refused_and_the_other_is_taken() -> None:
+    y = two_cards("a")
+    y.request("a")
+    y.settle()
+    [(_, item)] = y.items("a")
+    assert item.cards == ("gpu0",)
+    # Somebody at the machine was faster: the agent knows, the plan did not.
+    y.lease("n1", "gpu0", "training")
+    y.act()
+    assert y.world.replicas[item.replica].phase == "refused"
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+    assert y.record("a").failures == ()
+
+
+def test_req_x4_one_demand_for_a_card_and_one_for_any_are_one_load_there() -> None:
+    y = two_cards("a")
+    y.send(ModelActivate(model="a", scope="n1~gpu1"), actor="gateway")
+    y.settle()
+    y.send(ModelActivate(model="a"), actor="gateway")
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+    assert y.started("a") == 1
+    assert (y.phase("a"), y.phase("a", "n1~gpu1")) == ("ready", "ready")
