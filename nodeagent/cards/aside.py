@@ -56,6 +56,8 @@ class Aside:
         self._running = future  # pyright: ignore[reportAttributeAccessIssue]
         threading.Thread(target=run, name=self._name, daemon=True).start()
         try:
-            return await asyncio.wait_for(asyncio.shield(future), self._timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes with the answer.
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(future)
         except TimeoutError:
             raise Hangs(f"{self._name} did not answer within {self._timeout_s:g} s") from None
