@@ -28,6 +28,7 @@ LOG = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
 CLAIM_LOOK_S: Final = 0.25
+SLACK_S: Final = 0.5
 EVICT_S: Final = 5.0
 """So long beyond their grace other parked copies may take to leave the RAM."""
 
@@ -141,7 +142,7 @@ class Parking:
             problem = await self._bounded(way.resume(engine), bound_s, self._over, "to resume")
             if not problem and not self._over():
                 proven = _prove(engine, replica.paths)
-                problem = await self._bounded(proven, bound_s + 1.0, self._over, "to answer")
+                problem = await self._bounded(proven, bound_s, self._over, "to answer")
             resume_s = loop.time() - began
         if self._over():
             return None
@@ -166,7 +167,11 @@ class Parking:
         ram_bytes = parking.ram_needed(
             known_bytes=learned.ram_bytes,
             host_bytes=host_bytes,
-            device_bytes=sum(on_cards.values()),
+            device_bytes=sum(
+                # Where no driver tells, as much as was reserved for it may be there.
+                on_cards.get(card, replica.memory_bytes)
+                for card in replica.cards
+            ),
             weights_bytes=weights if wanted.way == "sleep" else None,
         )
         cpu = books.cards.get(CPU_CARD)
@@ -219,7 +224,8 @@ class Parking:
         """Why the step did not come to its end, in a sentence; empty when it did."""
         doing = asyncio.ensure_future(step)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + bound_s
+        # A step that knows why it takes so long says so itself, a moment before.
+        deadline = loop.time() + bound_s + SLACK_S
         try:
             while not doing.done():
                 if over():
@@ -279,7 +285,7 @@ class Parking:
     async def _on_cards(self, held: Held) -> dict[str, int]:
         """What the engine has on each of its cards that the driver tells of.
 
-        A declared card has no meter: what is said to be there is RAM, and stays what it is.
+        A declared card has no meter of its own: nobody can tell what is there, nor see it back.
         """
         cards = self._t.books.cards
         told = [

@@ -158,7 +158,7 @@ def ram_needed(
 
     What a copy of this model was measured to need here before (`known_bytes`), else what its processes have in
     RAM now (`host_bytes`) and what moves there: its weights where their size is known and only they move, else
-    all it has on its cards (`device_bytes`; 0 where a card's memory is RAM all along).
+    all it has on its cards (`device_bytes`).
     """
     if known_bytes is not None:
         return with_headroom(known_bytes)

@@ -129,6 +129,7 @@ class Engine:
         self.running = 0
         self.waiting = 0
         names = ("completions", "asked_asleep", "finished", "aborted", "tokens", "sleeps", "wakes")
+        names += ("connections",)
         self.counters: dict[str, int] = dict.fromkeys(names, 0)
 
     def count(self, name: str) -> None:
@@ -208,6 +209,10 @@ class Connection(BaseHTTPRequestHandler):
     engine: Engine
     key = ""
     development = False
+
+    def setup(self) -> None:
+        self.engine.count("connections")
+        super().setup()
 
     def log_message(self, format, *args) -> None:
         return

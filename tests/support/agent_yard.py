@@ -20,6 +20,7 @@ from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
 from nodeagent.agent import Agent
 from nodeagent.app import Times, open_agent
+from nodeagent.cards.provider import Provider
 from nodeagent.domain.assignments import Held
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretMissing
@@ -252,6 +253,7 @@ async def running_agent(
     key_of: Callable[[str], str] = lambda launch: f"key-of-{launch}",
     first_port: int = 0,
     mirror_token: str = "",
+    gpus: Provider | None = None,
     make_launcher: Callable[[Path, Path], Launcher] = Launcher,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -277,6 +279,7 @@ async def running_agent(
         key_of=key_of,
         secrets=no_secrets,
         mirror_token=mirror_token,
+        gpus=gpus,
         times=times,
         make_launcher=make_launcher,
     ) as agent:
