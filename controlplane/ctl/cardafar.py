@@ -103,7 +103,7 @@ async def _fate(follower: Follower, body: Waits, tell: Tell) -> CardAnswer | Non
                 case CardDequeued(waiter=waiter, why=why) if waiter == _id_of(body):
                     return _over(why)
                 case CardVmDetached(name=name) if isinstance(body, VmAttach) and name == body.name:
-                    return _over("it was detached")
+                    return _over(item.reason or "it was detached")
                 case _:
                     pass
             if _has(card, body):

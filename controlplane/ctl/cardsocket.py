@@ -14,7 +14,15 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from controlplane.ctl.cardanswers import LATE_S, TAKE_BACK_S, Tell, Waits, accepted, taking_back
+from controlplane.ctl.cardanswers import (
+    LATE_S,
+    TAKE_BACK_S,
+    Tell,
+    Waits,
+    accepted,
+    is_early,
+    taking_back,
+)
 from controlplane.ctl.connect import Place
 from controlplane.ctl.failures import NotKnownYet, Unreachable
 from schemas import codes
@@ -26,8 +34,8 @@ ANSWER_S: Final = 10.0
 BACK_S: Final = 30.0
 """How long an agent may be away in the middle of an ask: `up` starts a killed one again within seconds."""
 
-STALE_S: Final = 5.0
-"""How long a killed agent, whose socket is still there, is waited for before anything was asked."""
+EARLY_S: Final = 10.0
+"""How long an agent that starts, or a killed one whose socket is still there, is waited for at first."""
 
 RETRY_S: Final = 0.2
 LINE_BYTES: Final = 1024 * 1024
@@ -74,7 +82,7 @@ async def ask_here(place: Place, ask: CardAsk, tell: Tell) -> CardAnswer:
 async def _asked(place: Place, ask: CardAsk, tell: Tell) -> CardAnswer:
     loop = asyncio.get_running_loop()
     end = loop.time() + (ask.wait_s if isinstance(ask, Waits) else 0.0)
-    given_up_at = loop.time() + STALE_S
+    given_up_at = loop.time() + EARLY_S
     again = False
 
     def hear(answer: CardAnswer) -> None:
@@ -105,6 +113,10 @@ async def _asked(place: Place, ask: CardAsk, tell: Tell) -> CardAnswer:
                 ) from None
             again = True
         else:
+            if is_early(answer) and loop.time() < given_up_at:
+                tell(CardAnswer(status="waiting", sentence="the agent is starting"))
+                await asyncio.sleep(RETRY_S)
+                continue
             ends = isinstance(ask, LeaseRelease | ClaimEnd)
             if again and ends and answer.code == codes.NOT_FOUND:
                 # It was done with the agent's last breath; only the answer was lost.

@@ -252,6 +252,15 @@ def test_an_agent_that_never_says_is_left_in_time(monkeypatch: pytest.MonkeyPatc
     tell(story)
 
 
+def test_an_agent_that_only_starts_is_69() -> None:
+    async def story(node: Node) -> None:
+        with pytest.raises(Unreachable, match="in a moment"):
+            await node.ask(LEASE)
+
+    early = CardAnswer(status="refused", code="yard_unavailable", sentence="ask again in a moment")
+    tell(story, lambda _: early)
+
+
 def test_no_agent_is_69() -> None:
     async def story() -> None:
         log = MemoryLog(MemoryBroker())

@@ -265,6 +265,20 @@ def test_a_program_is_no_program_without_its_interpreter(tell: Tell, tmp_path: P
         tell(story)
 
 
+def test_an_agent_that_only_starts_is_waited_for(tell: Tell) -> None:
+    early = CardAnswer(status="refused", code="yard_unavailable", sentence="ask again in a moment")
+    answers = iter([early, early])
+
+    async def story(y: Yard) -> None:
+        code, out, err = await y.ctl("claim", "start", "n1/gpu0", "--as", "quake")
+        assert (code, err) == (0, "n1/gpu0: the agent is starting\n")
+        assert "kept for quake" in out
+        assert len(y.asks) == 3
+        assert len({str(ask) for ask in y.asks}) == 1, "the same ask, under the same id"
+
+    tell(story, lambda ask: next(answers, granted(ask)))
+
+
 def test_an_agent_that_left_is_69(tell: Tell) -> None:
     async def story(y: Yard) -> None:
         code, _, err = await y.ctl("run", *CARD, "--", "true")
