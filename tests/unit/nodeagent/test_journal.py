@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -201,5 +202,37 @@ def test_what_nobody_waits_for_is_written_after_a_while_by_itself(tmp_path, monk
                 return await unsent(tmp_path / "j") == []
 
             await until(gone, "the mark of a sent event")
+
+    run(story())
+
+
+def test_a_journal_of_an_earlier_version_is_read(tmp_path):
+    """What it holds knows nothing of lines, claims and changes of several cards."""
+
+    async def story():
+        path = tmp_path / "j"
+        card = {"node": "n1", "id": "cpu", "kind": "cpu", "memory_bytes": 10, "rev": 3}
+        card["leases"] = [
+            {"holder": "r-1", "memory_bytes": 4, "fence": 2, "since": "2026-01-01T00:00:00Z"}
+        ]
+        old = {
+            "n": 7,
+            "subject": "s",
+            "event": {"type": "card.leased", "holder": "r-1", "memory_bytes": 4, "fence": 2},
+            "time": "2026-01-01T00:00:00Z",
+            "card": card,
+        }
+        async with opened(path) as (journal, _):
+            rows = [("card", "cpu", card), ("unsent", "7", old)]
+            for kind, key, body in rows:
+                await journal._database.execute(
+                    "INSERT INTO kept VALUES (?, ?, ?)", (kind, key, json.dumps(body).encode())
+                )
+            await journal._database.commit()
+        async with opened(path) as (_, memory):
+            (lease,) = memory.cards["cpu"].leases
+            assert (lease.kind, lease.pinned, lease.process) == ("replica", False, None)
+            assert memory.cards["cpu"].waiters == ()
+            assert [(e.n, e.batch) for e in memory.unsent] == [(7, 0)]
 
     run(story())

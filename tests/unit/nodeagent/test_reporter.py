@@ -311,3 +311,110 @@ def test_heads_read_at_the_start_are_written_onto(tmp_path):
             assert made.broker.published == published + 2, "no conflict on the way"
 
     run(story())
+
+
+def a_batch(first: int, *cards: str) -> list[Entry]:
+    """One change on these cards."""
+    return [
+        Entry(
+            n=first + n,
+            subject=event_subject("card", "n1", name),
+            event=CardMeasured(used_bytes=first),
+            time=NOW + timedelta(seconds=first),
+            card=Card(node="n1", id=name, kind="gpu", memory_bytes=1, rev=first, used_bytes=first),
+            batch=first,
+        )
+        for n, name in enumerate(cards)
+    ]
+
+
+def test_what_is_one_change_is_stored_together_with_its_own_time(tmp_path):
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            made.reporter.put(entry(1), None)
+            for one in (*a_batch(2, "gpu0", "gpu1"), *a_batch(4, "gpu1", "gpu0")):
+                made.reporter.put(one, None)
+            made.reporter.put(entry(6), None)
+            await made.reporter.drained()
+            items = await made.read()
+            assert [i.key[1] for i in items] == ["r-1", "gpu0", "gpu1", "gpu1", "gpu0", "r-1"]
+            assert [i.rev for i in items] == [1, 1, 1, 2, 2, 2]
+            assert [(i.time - NOW).seconds for i in items] == [1, 2, 2, 4, 4, 6]
+            assert made.stored == [(n, n) for n in range(1, 7)]
+
+    run(story())
+
+
+def test_log_05_a_change_of_several_cards_whose_answer_was_lost_is_stored_once(tmp_path):
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            made.broker.lose_acks = 4
+            for one in (*a_batch(1, "gpu0", "gpu1"), *a_batch(3, "gpu0", "gpu1")):
+                made.reporter.put(one, None)
+            await made.reporter.drained()
+            items = await made.read()
+            assert [(i.key[1], i.state.used_bytes) for i in items] == [
+                ("gpu0", 1),
+                ("gpu1", 1),
+                ("gpu0", 3),
+                ("gpu1", 3),
+            ]
+
+    run(story())
+
+
+def test_log_01_a_change_stored_by_an_agent_that_was_killed_then_is_not_stored_twice(tmp_path):
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            first = a_batch(1, "gpu0", "gpu1")
+            for one in first:
+                made.reporter.put(one, made.journal.write(Queue(entry=one)))
+            await made.reporter.drained()
+            found, memory = await Journal.open(tmp_path / "j")
+            await found.close()
+            assert memory.unsent == first, "its mark may be late, for all of it"
+            own = await read_own(made.log, "n1", "yard")
+            made.reporter.register(8, own.heads)
+            for one in (*memory.unsent, *a_batch(3, "gpu0", "gpu1")):
+                made.reporter.put(one, None)
+            await made.reporter.drained()
+            assert [(i.rev, i.epoch) for i in await made.read()] == [(1, 7), (1, 7), (2, 8), (2, 8)]
+
+    run(story())
+
+
+def test_log_22_of_one_change_the_cards_that_can_be_written_are(tmp_path):
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            made.broker.put(event_subject("card", "n1", "gpu0"), b"junk")
+            for one in a_batch(1, "gpu0", "gpu1"):
+                made.reporter.put(one, None)
+            await made.reporter.drained()
+            (good,) = await read_subjects(made.log, event_subject("card", "n1", "gpu1"))
+            assert good.state.used_bytes == 1
+            assert len(made.stored) == 2
+
+    run(story())
+
+
+def test_an_older_agents_late_word_does_not_split_a_change(tmp_path):
+    async def story():
+        async with desk(tmp_path) as (made, _):
+            late = Draft(
+                subject=event_subject("card", "n1", "gpu1"),
+                event=CardMeasured(used_bytes=0),
+                state=Card(node="n1", id="gpu1", kind="gpu", memory_bytes=1, rev=0),
+                expected_seq=0,
+                rev=1,
+            )
+            await MemoryLog(made.broker, source="/agent/n1").append(late, epoch=3)
+            for one in a_batch(1, "gpu0", "gpu1"):
+                made.reporter.put(one, None)
+            await made.reporter.drained()
+            items = await made.read()
+            assert [(i.seq, i.key[1], i.epoch) for i in items[1:]] == [
+                (2, "gpu0", 7),
+                (3, "gpu1", 7),
+            ]
+
+    run(story())
