@@ -339,6 +339,7 @@ def test_a_process_is_watched_once_and_no_longer_than_it_is_needed(tmp_path):
             async with at_work(tmp_path) as place:
                 for n in range(3):
                     place.desk.ask(acquire(f"l-{n}", memory_bytes=1), by="ana", process=ref)
+                await place.desk.durable()
                 assert handles() == 1
                 for n in range(3):
                     place.desk.ask(LeaseRelease(what=f"l-{n}"), by="ana")
