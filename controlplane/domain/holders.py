@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from controlplane.domain.rooms import Holder, Planned, Room
-from controlplane.domain.scene import Scene
+from controlplane.domain.scene import Scene, is_in_scope
 from schemas.activation import PENDING_PHASES
 from schemas.replica import Replica
 
@@ -103,6 +103,8 @@ def protection(scene: Scene, planned: Planned, waited_s: float) -> Protection | 
         return Protection(why=f"{id_} is {phase}")
     held: datetime | None = None
     for activation in scene.activations_of(replica.model):
+        if not is_in_scope(planned, activation.scope):
+            continue  # who asked for another card does not wait for this replica
         if not scene.world.head("activation", activation.model, activation.scope).writable:  # 5
             return Protection(why=f"the demand for {replica.model} cannot be read")
         # A pending one has not followed its replica yet: its waiters were just woken.

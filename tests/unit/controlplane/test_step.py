@@ -418,3 +418,15 @@ def test_req_x4_one_demand_for_a_card_and_one_for_any_are_one_load_there() -> No
     assert card_of(y, "a") == "gpu1"
     assert y.started("a") == 1
     assert (y.phase("a"), y.phase("a", "n1~gpu1")) == ("ready", "ready")
+
+
+def test_req_d2_a_model_at_its_max_moves_to_the_card_that_is_asked_for() -> None:
+    y = parking_yard(gpu0=8, gpu1=8).add(model("a", 6, idle_s=3000))
+    y.send(ModelActivate(model="a", scope="n1~gpu1"), actor="gateway")
+    y.until(lambda: y.ready("a"), 10)
+    # Not while its first waiter there has no answer; and that it waits itself is no reason to stay.
+    y.send(ModelActivate(model="a", scope="n1~gpu0"), actor="gateway")
+    y.turn()
+    assert y.phase("a", "n1~gpu0") == "waiting"
+    y.until(lambda: y.ready("a") and card_of(y, "a") == "gpu0", 120)
+    assert y.started("a") == 2
