@@ -354,7 +354,9 @@ class Fleet:
 
     def _drain(self, name: str, stop: Stop) -> None:
         held = self._books.held[name]
-        replica = replace(held.replica, stop_decision=stop.decision, taken_back=None)
+        replica = replace(
+            held.replica, stop_decision=stop.decision, taken_back=None, forced=stop.force
+        )
         LOG.info("replica drains", extra={"replica": name, "decision": stop.decision})
         supervisor = self._supervisors.get(name)
         if supervisor is not None:

@@ -70,6 +70,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     measured_memory_bytes: int | None = None
     stop_decision: str | None = None
     taken_back: str | None = None
+    forced: bool = False
+    """Of a draining one: nothing is waited for, whatever runs there ends now."""
     code: str | None = None
     reason: str = ""
     last_line: str = ""
