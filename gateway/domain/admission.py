@@ -169,7 +169,8 @@ def ends_the_wait(table: Table, failed: Replica, *, scope: str = ANY_SCOPE) -> b
     It is of that scope and never was ready, and no other of the scope starts. A parked one that could
     not be resumed was ready before: a cold start follows it, which they wait for.
     """
-    if failed.was_ready or failed.code == "resume_failed" or not table.is_on(failed, scope):
+    was_ready = failed.was_ready or failed.code in ("resume_failed", "parked_lost")
+    if was_ready or not table.is_on(failed, scope):
         return False
     others = (r for r in table.replicas_of(failed.model, scope) if r.id != failed.id)
     return not any(r.phase in ON_ITS_WAY for r in others)

@@ -71,8 +71,10 @@ def loss_by_log(after: Replica | None, before: Replica) -> Loss | None:
        comes back. One that starts again under its id, or is ready for a second time, was parked between
     2. it failed
     3. another endpoint or another process under the same id is another launch
-    4. a draining one finishes its requests
+    4. a draining one finishes its requests, unless it is forced to go
     """
+    if _goes_at_once(after):  # 4
+        return "stopped"
     if after is None or after.phase not in (*SERVING_PHASES, "failed", "refused"):  # 1
         return "stopped"
     if after.phase in ("failed", "refused"):  # 2
@@ -94,10 +96,14 @@ def end_of_answers(after: Replica | None, replica_id: str) -> str | None:
     """
     if after is None:
         return f"the engine {replica_id} is gone"
-    if after.phase in SERVING_PHASES:
+    if after.phase in SERVING_PHASES and not _goes_at_once(after):
         return None
     done = _ENDED.get(after.phase, "was stopped")
     return f"the engine {replica_id} {done}" + (f": {after.reason}" if after.reason else "")
+
+
+def _goes_at_once(after: Replica | None) -> bool:
+    return after is not None and after.phase == "draining" and after.forced
 
 
 _ENDED: Final = {"failed": "failed", "parked": "was parked", "starting": "was parked"}

@@ -750,15 +750,15 @@ def test_a_claim_ends_the_streams_of_its_card_and_plain_requests_go_to_the_other
                     lines = streamed.aiter_lines()
                     await first_event(lines)
                     why = "claim doom keeps gpu0"
-                    await yard.replica(
-                        engines[0], "r-gpu0", "draining", cards=("gpu0",), reason=why
-                    )
                     # The engine is deaf to the signal at first: the word of its agent is enough.
-                    await yard.replica(engines[0], "r-gpu0", "stopped", cards=("gpu0",), reason=why)
+                    await yard.replica(
+                        engines[0], "r-gpu0", "draining", cards=("gpu0",), reason=why, forced=True
+                    )
                     async with asyncio.timeout(5.0):
                         frame = await last_event(lines)
                     assert frame["error"]["code"] == "engine_error"
                     assert frame["error"]["message"] == f"the engine r-gpu0 was stopped: {why}"
+                await yard.replica(engines[0], "r-gpu0", "stopped", cards=("gpu0",), reason=why)
                 await engines[0].kill()
                 engines[1].pace_s, engines[1].tokens = 0.0, 3
                 answer = await client.post(PATH, json=chat())

@@ -162,7 +162,7 @@ def test_two_cards_that_spell_one_scope_do_not_answer_for_each_other() -> None:
     assert code_of(ask(table, CardRef(node="a~b", card="c"))) == "card_not_found"
 
 
-def test_req_d19_a_parked_replica_is_no_candidate_on_its_card_nor_without_one() -> None:
+def test_a_parked_replica_is_no_candidate_on_its_card_nor_without_one() -> None:
     story = Story()
     table = two_cards(story, story.replica("r-1", "parked", cards=("gpu0",)))
     for on in (None, ref("gpu0")):
@@ -368,8 +368,8 @@ def test_a_start_that_failed_on_one_card_ends_no_wait_for_another() -> None:
 
 def test_a_resume_that_failed_is_followed_by_a_cold_start_and_ends_no_wait() -> None:
     table = two_cards(Story())
-    for was_ready in (True, False):
-        failed = a_replica("r-0", "failed", code="resume_failed", was_ready=was_ready)
+    for was_ready, code in ((True, ""), (False, "resume_failed"), (False, "parked_lost")):
+        failed = a_replica("r-0", "failed", code=code, was_ready=was_ready)
         assert not ends_the_wait(table, failed)
 
 

@@ -114,5 +114,16 @@ def test_an_answer_that_has_begun_ends_with_its_engine_and_says_why(
     assert end_of_answers(a_replica(phase=phase, reason="claim doom"), "r-1") == told
 
 
+def test_inv_1_a_forced_drain_ends_what_runs_there_before_the_engine_is_gone() -> None:
+    """A game does not wait until an engine has taken the polite signal."""
+    forced = a_replica(phase="draining", forced=True, reason="claim doom")
+    assert loss_by_log(forced, a_replica()) == "stopped"
+    assert end_of_answers(forced, "r-1") == "the engine r-1 was stopped: claim doom"
+    # Called off: it is ready again, and what the drain was like is of no matter.
+    back = a_replica(phase="ready", forced=True)
+    assert loss_by_log(back, a_replica()) is None
+    assert end_of_answers(back, "r-1") is None
+
+
 def test_an_engine_that_left_no_word_is_gone() -> None:
     assert end_of_answers(None, "r-1") == "the engine r-1 is gone"
