@@ -15,6 +15,7 @@ from nodeagent.books import Books
 from nodeagent.domain.adoption import Found, fate, port_of, remembered
 from nodeagent.domain.held import Held
 from nodeagent.fleet import Fleet
+from nodeagent.givingback import until_back
 from nodeagent.launching import Ended, Running, StopResult
 from nodeagent.ownlog import OwnSubjects
 from nodeagent.supervisor import Supervisor
@@ -156,9 +157,14 @@ class Inheritance:
 
         async def end() -> None:
             await self._launches.stop(name, self._tools.grace_s)
-            self._books.release(name, freed_bytes=0)
+            await self._give_back(name)
 
         self._fleet.also(end())
+
+    async def _give_back(self, holder: str) -> None:
+        self._books.returning(holder)
+        await until_back(self._books, self._tools.meter, holder)
+        self._books.release(holder, freed_bytes=0)
 
     def _claim_leases(self) -> None:
         for name in self._fleet.alive():
@@ -183,7 +189,8 @@ class Inheritance:
         for holder in sorted(holders - alive):
             process = self._processes.get(holder)
             if not self._fleet.supervised(holder) and not isinstance(process, Running):
-                self._books.release(holder, freed_bytes=0)
+                # The agent before may have died waiting for this memory.
+                self._fleet.also(self._give_back(holder))
 
     @staticmethod
     def _alive(held: Iterable[Held]) -> set[str]:

@@ -240,17 +240,15 @@ class Launcher:
         launch = self._handle(replica)
         return await asyncio.to_thread(lambda: processes.memory_bytes(launch.members()))
 
-    async def census(self, leases: Mapping[str, ProcessRef | None]) -> Census:
-        """One look at all processes: the pids of every launch that may have some, and of these named leases.
+    async def census(
+        self, launches: Iterable[str], leases: Mapping[str, ProcessRef | None]
+    ) -> Census:
+        """One look at all processes: the pids of these launches, and of these named leases.
 
         A launch's first process is among them whether it lives or not: what a driver lists under that
-        number is the launch's until somebody else got it.
+        number is the launch's until somebody else got it. A launch that is not ours has none.
         """
-        handles = {
-            replica: launch
-            for replica, launch in self._launches.items()
-            if launch.ended is None or launch.ended.survivors or launch.stopping
-        }
+        handles = {name: self._launches[name] for name in launches if name in self._launches}
         first = {
             replica: frozenset((launch.running.pid,))
             for replica, launch in handles.items()

@@ -6,7 +6,7 @@ threads and the order: one look at a time, the processes first, then the cards.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ class Census(Protocol):
 
 CPU: Final = "cpu"
 
-TakeCensus = Callable[[Mapping[str, ProcessRef | None]], Awaitable[Census]]
+TakeCensus = Callable[[Iterable[str], Mapping[str, ProcessRef | None]], Awaitable[Census]]
 
 
 class CardMeter:
@@ -233,7 +233,7 @@ class CardMeter:
         if not leases:
             return {}, {}
         named = {holder: lease.process for holder, lease in leases.items() if lease.kind == "named"}
-        census = await self._census(named)
+        census = await self._census(leases.keys() - named.keys(), named)
         pids: dict[str, frozenset[int]] = {}
         alive: dict[str, frozenset[int]] = {}
         for holder in leases:

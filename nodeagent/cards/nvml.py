@@ -267,12 +267,9 @@ class Nvml:
         """One call of the library. Raises DriverFault for everything it can say no with."""
         try:
             return getattr(self._library, call)(*arguments)
-        except (self._library.NVMLError, OSError, AttributeError, UnicodeDecodeError) as error:
-            raise DriverFault(f"{error} ({call})") from error
         except Exception as error:
-            # The library has a class of its own for a driver that is older or newer than itself.
-            if type(error).__module__ != self._library.__name__:
-                raise
+            # Not its own errors alone: it has others for a driver that is older or newer than itself,
+            # and what comes of a driver must never end an agent.
             raise DriverFault(f"{error} ({call})") from error
 
 

@@ -135,7 +135,7 @@ def test_the_memory_of_an_engine_that_ended_is_seen_to_be_back(rig: RealRig) -> 
     pids: set[int] = set()
     returning = False
 
-    async def look_at_all(_) -> census.Census:
+    async def look_at_all(*_) -> census.Census:
         seen = await asyncio.to_thread(census.take, {}, {})
         return seen._replace(launches={"r-1": frozenset(pids)})
 

@@ -66,7 +66,7 @@ class Node:
             timeout_s=timeout_s,
         )
 
-    async def census(self, leases: Mapping[str, ProcessRef | None]) -> Census:
+    async def census(self, _: object, leases: Mapping[str, ProcessRef | None]) -> Census:
         self.looks += 1
         live = {pid: Process(pid, "S", 1, pid, pid, start) for pid, start in self.alive.items()}
         return Census(
@@ -201,7 +201,7 @@ def test_a_node_without_gpus_where_nothing_is_held_is_not_looked_at(tmp_path):
     cards = {"cpu": Card(node="n", id="cpu", kind="cpu", memory_bytes=GIB, rev=1, provider="cpu")}
     told: list[Reading] = []
 
-    async def nobody(_: object) -> Census:
+    async def nobody(*_: object) -> Census:
         raise AssertionError("nothing is held")
 
     meter = CardMeter(

@@ -60,7 +60,7 @@ def test_an_old_driver_that_tells_no_reserve_is_read_all_the_same(tmp_path):
 @pytest.mark.parametrize(
     "fault", ["DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "NO_PERMISSION", "UNKNOWN"]
 )
-def test_req_d17_no_driver_is_no_error_and_no_card(tmp_path, caplog, fault):
+def test_no_driver_is_no_error_and_no_card(tmp_path, caplog, fault):
     with caplog.at_level(logging.INFO):
         machine = Machine(tmp_path, a_card(0), fault=fault)
     assert machine.cards == ()
