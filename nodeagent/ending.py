@@ -139,12 +139,14 @@ class Ending:
     def never_began(self) -> None:
         """The wish to stop came before there was a process."""
         self._t.books.returning(self._name)
-        if self._held.replica.phase == "fetching":
+        held = self._held
+        if held.replica.phase == "fetching":
             reason = "withdrawn while its files were fetched; what came of them stays"
-            self._t.books.say(self._held, ReplicaWithdrawn(), reason=reason)
+            self._t.books.say(held, ReplicaWithdrawn(), reason=reason)
         else:
-            reason = "stopped before its engine began"
-            self._t.books.say(self._held, ReplicaStopped(), reason=reason)
+            decision = held.stop.decision if held.stop is not None else None
+            held = replace(held, replica=replace(held.replica, stop_decision=decision))
+            self._t.books.say(held, ReplicaStopped(), reason="stopped before its engine began")
         self._t.books.release(self._name, freed_bytes=0)
 
     def not_started(self, code: str, reason: str) -> None:

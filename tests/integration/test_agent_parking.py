@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nodeagent.cards.nvml import Nvml
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.vllm import VllmDriver
+from schemas.cardasks import CardAnswer, CardAsk, CardRequest, ClaimEnd, ClaimStart, VmAttach
 from schemas.model import EngineName, Parking
 from schemas.node import CardInfo, EngineInfo
 from schemas.plan import PlanItem
@@ -573,5 +574,62 @@ def test_a_node_that_does_not_park_stops(tmp_path):
             await stop(hand, "r-1", to_park())
             stopped = await hand.phase("r-1", "stopped")
             assert "its setting parking is false" in stopped.reason
+
+    run(story(), STORY_S)
+
+
+async def asked(hand: Hand, ask: CardAsk) -> CardAnswer:
+    return await hand.wire.request(
+        "cards", hand.node, CardRequest(ask=ask), CardAnswer, timeout_s=5.0
+    )
+
+
+def test_a_game_waits_for_no_park_that_is_under_way(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard):
+            hand = yard.hand
+            slow = Parking(way="sleep", timeout_s=30.0)
+            await hand.plan(vllm_item("r-1", parking=slow, lag_s=25.0))
+            ready = await hand.phase("r-1", "ready")
+            await stop(hand, "r-1", to_park())
+            await hand.expect(lambda: "r-1" in kinds(hand, "cpu"), "the park to begin")
+            answer = await asked(hand, ClaimStart(id="c-abcdefgh23", name="doom", card="gpu0"))
+            assert answer.status == "granted"
+            stopped = await hand.phase("r-1", "stopped")
+            assert stopped.reason == "drained; its park failed: doom has claimed gpu0"
+            assert not alive(ready.pid)
+            await free(hand, "gpu0", "cpu")
+
+    run(story(), STORY_S)
+
+
+def test_an_app_that_claims_a_card_has_its_engine_parked_and_brought_back_afterwards(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard):
+            hand = yard.hand
+            await hand.plan(vllm_item("r-1"))
+            ready = await hand.phase("r-1", "ready")
+            claim = ClaimStart(id="c-abcdefgh23", name="krita", card="gpu0", kind="app")
+            assert (await asked(hand, claim)).status == "granted"
+            gone = await hand.phase("r-1", "parked")
+            assert (gone.pid, gone.stop_decision) == (ready.pid, "c-abcdefgh23")
+            assert (await asked(hand, ClaimEnd(what="krita"))).status == "done"
+            # The plan wants it all along; nobody has to ask again.
+            back = await hand.phase("r-1", "ready")
+            assert back.pid == ready.pid
+
+    run(story(), STORY_S)
+
+
+def test_a_vm_ends_a_sleeping_engine_that_still_holds_the_device(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard):
+            hand = yard.hand
+            gone = await parked(hand, vllm_item("r-1"))
+            vm = VmAttach(name="windows", card="gpu0", wait_s=20.0)
+            assert (await asked(hand, vm)).status in ("waiting", "granted")
+            await hand.phase("r-1", "stopped")
+            assert not alive(gone.pid)
+            await hand.expect(lambda: hand.card("gpu0").vm.attached, "the VM to have its card")
 
     run(story(), STORY_S)
