@@ -8,15 +8,19 @@ import shlex
 from typing import Any, Final, cast
 
 from controlplane.domain.fields import Fields, shown
+from controlplane.domain.parkings import read_parking
 from controlplane.domain.quantities import DURATION, SIZE, read_bytes, read_seconds
-from schemas import llamacpp_flags
+from schemas import llamacpp_flags, vllm_flags
 from schemas.commands import Problem
 from schemas.model import EngineName, Profile, SecretRef
 
 PLACEHOLDERS: Final = ("PORT", "HOST", "MODEL", "SOURCE")
 """What a command may name as `${…}`; the agent puts the values in, no shell does."""
 
-_ENGINES: Final[tuple[EngineName, ...]] = ("llamacpp", "command")
+MOST_CARDS: Final = 64
+"""Cards of one replica; no machine has more."""
+
+_ENGINES: Final[tuple[EngineName, ...]] = ("llamacpp", "vllm", "command")
 _PLACEHOLDER: Final = re.compile(r"\$\{([^}]*)\}?")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -55,16 +59,17 @@ def read_profile(raw: object, path: str, source: str, problems: list[Problem]) -
     env = _env(fields)
     _check_key_env(fields, key_env, env)
     card = _card(fields)
-    cards = fields.take_int("cards", default=1, low=1)
-    if cards > 1:
-        fields.refuse("cards", "more than one card per replica is a later version; expected 1")
+    cards = fields.take_int("cards", default=1, low=1, high=MOST_CARDS)
     exclusive = fields.take_flag("exclusive")
     weight = fields.take_int("weight", default=1, low=1)
     priority = fields.take_int("priority", default=100, low=-(2**31))
+    parking = read_parking(fields, path, engine, problems)
     fields.close()
     match engine:
         case "llamacpp":
             _check_llamacpp(fields, args if readable else (), source)
+        case "vllm":
+            _check_vllm(fields, args if readable else (), source)
         case "command":
             if splittable:
                 _check_command(fields, command, source)
@@ -85,6 +90,7 @@ def read_profile(raw: object, path: str, source: str, problems: list[Problem]) -
         exclusive=exclusive,
         weight=weight,
         priority=priority,
+        parking=parking,
     )
 
 
@@ -193,6 +199,19 @@ def _check_llamacpp(fields: Fields, args: tuple[str, ...], source: str) -> None:
         )
     for problem in llamacpp_flags.read(args)[1]:
         fields.refuse(f"args[{problem.index}]", problem.sentence)
+
+
+def _check_vllm(fields: Fields, args: tuple[str, ...], source: str) -> None:
+    if fields.has("command"):
+        fields.refuse(
+            "command", "engine vllm makes its own command line; put vLLM flags into `args`"
+        )
+    if not source:
+        fields.refuse(
+            "engine", "engine vllm needs the entry's `source`: a path on the node, or a repository"
+        )
+    for sentence in vllm_flags.problems(args):
+        fields.refuse("args", sentence)
 
 
 def _check_command(fields: Fields, command: tuple[str, ...], source: str) -> None:

@@ -30,5 +30,7 @@ def profile_revision(model: Model, profile: Profile) -> str:
         profile.card,
         profile.cards,
         profile.exclusive,
+        # An entry from before there was parking keeps the revision its engines run under.
+        *(() if profile.parking is None else (profile.parking,)),
     )
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]

@@ -238,6 +238,11 @@ def revision(**over: Any) -> str:
     return profile_revision(model, model.profiles[0])
 
 
+def test_scn_a15_an_entry_from_before_there_was_parking_keeps_its_revision() -> None:
+    assert revision() == "ee41504fc9b3"
+    assert revision(profile={"parking": "checkpoint"}) != revision()
+
+
 def test_scn_a15_a_revision_changes_with_what_the_engine_depends_on() -> None:
     same = revision()
     assert len(same) == 12

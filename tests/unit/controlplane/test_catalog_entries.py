@@ -8,7 +8,7 @@ from controlplane.domain import entries
 from controlplane.domain.entries import ParsedEntry
 from schemas import codes
 from schemas.commands import Problem
-from schemas.model import Profile, Scaling, SecretRef
+from schemas.model import Parking, Profile, Scaling, SecretRef
 
 GIB = 1024**3
 
@@ -241,11 +241,15 @@ def test_aliases_differ_from_the_name_and_from_each_other() -> None:
         (entry(llama(memory="-1GiB")), "[0].profiles[0].memory", "got '-1GiB'"),
         (entry(llama(name=...)), "[0].profiles[0].name", "name is missing"),
         (entry(llama(name="a b")), "[0].profiles[0].name", "expected 1 to 63 letters"),
-        (entry(llama(engine=...)), "[0].profiles[0].engine", "expected one of llamacpp, command"),
-        (entry(llama(engine="vllm")), "[0].profiles[0].engine", "got 'vllm'"),
+        (
+            entry(llama(engine=...)),
+            "[0].profiles[0].engine",
+            "expected one of llamacpp, vllm, command",
+        ),
+        (entry(llama(engine="sglang")), "[0].profiles[0].engine", "got 'sglang'"),
         (entry(llama(weight=0)), "[0].profiles[0].weight", "of at least 1, got 0"),
         (entry(llama(priority="high")), "[0].profiles[0].priority", "got 'high'"),
-        (entry(llama(cards=2)), "[0].profiles[0].cards", "a later version; expected 1"),
+        (entry(llama(cards=65)), "[0].profiles[0].cards", "at least 1, got 65"),
         (entry(llama(exclusive="yes")), "[0].profiles[0].exclusive", "expected true or false"),
         (entry(llama(start_timeout=0)), "[0].profiles[0].start_timeout", "expected a duration"),
         (entry(llama(card="tpu")), "[0].profiles[0].card", "expected cpu, gpu, or patterns"),
@@ -361,3 +365,70 @@ def test_sizes(given: object, expected: int) -> None:
 )
 def test_durations(given: object, expected: float) -> None:
     assert read(entry(llama(start_timeout=given))).profiles[0].start_timeout_s == expected
+
+
+# Parking and vLLM ----------------------------------------------------------------------------------
+
+
+def parked(parking: Any, **over: Any) -> dict[str, Any]:
+    return entry(llama(parking=parking, **over))
+
+
+def vllm(*args: str, **over: Any) -> dict[str, Any]:
+    return {"name": "gpu", "engine": "vllm", "memory": "8GiB", "card": "gpu", **over} | (
+        {"args": list(args)} if args else {}
+    )
+
+
+def test_a_way_to_park_is_read_short_and_whole() -> None:
+    assert read(parked("checkpoint")).profiles[0].parking == Parking(way="checkpoint")
+    assert read(entry(vllm(parking="sleep"))).profiles[0].parking == Parking(way="sleep")
+    hooks = {"way": "command", "park": "kill -STOP {pid}", "resume": ["kill", "-CONT", "{pid}"]}
+    assert read(parked(hooks | {"timeout": "9s"})).profiles[0].parking == Parking(
+        way="command",
+        park=("kill", "-STOP", "{pid}"),
+        resume=("kill", "-CONT", "{pid}"),
+        timeout_s=9.0,
+    )
+    assert read(entry()).profiles[0].parking is None
+
+
+@pytest.mark.parametrize(
+    ("parking", "path", "said"),
+    [
+        ("sleep", "way", "engine llamacpp has no sleep"),
+        ("nap", "way", "expected one of sleep, checkpoint, command, none, got 'nap'"),
+        ({}, "way", "expected one of"),
+        (7, "", "expected a mapping of fields, got a number"),
+        ("command", "park", "needs `park`"),
+        ("command", "resume", "needs `resume`"),
+        ({"way": "command", "park": "a {port}", "resume": "b"}, "park", "{port} is not known"),
+        ({"way": "command", "park": "a '", "resume": "b"}, "park", "cannot be split"),
+        ({"way": "command", "park": "a\0", "resume": "b"}, "park", "zero bytes"),
+        ({"way": "checkpoint", "park": "a"}, "park", "belongs to parking by command"),
+        ({"way": "none", "timeout": "2h"}, "timeout", "at most 3600 s"),
+        ({"way": "none", "wait": 1}, "wait", "there is no field wait"),
+    ],
+)
+def test_a_wrong_way_to_park_is_refused_with_its_path(parking: Any, path: str, said: str) -> None:
+    at = "[0].profiles[0].parking" + (f".{path}" if path else "")
+    assert any(where == at and said in sentence for where, sentence in problems(parked(parking)))
+
+
+@pytest.mark.parametrize(
+    "flag", ["--port", "--host=0", "--api-key", "--enable-sleep-mode", "--model"]
+)
+def test_flags_the_yard_sets_are_refused_to_a_vllm_profile(flag: str) -> None:
+    (found,) = problems(entry(vllm(flag)))
+    assert found[0] == "[0].profiles[0].args"
+    assert flag.partition("=")[0] in found[1]
+
+
+def test_a_vllm_profile_needs_weights_and_brings_no_command() -> None:
+    assert read(entry(vllm("--max-model-len", "4096"))).profiles[0].engine == "vllm"
+    assert any("needs the entry's `source`" in s for _, s in problems(entry(vllm(), source=...)))
+    assert any("makes its own command line" in s for _, s in problems(entry(vllm(command="x"))))
+
+
+def test_a_replica_may_take_several_cards() -> None:
+    assert read(entry(llama(cards=4))).profiles[0].cards == 4
