@@ -164,6 +164,7 @@ def _json_of(entry: Entry, extra: bytes = b"") -> bytes:
             "reason": entry.reason,
             "causationid": entry.causationid,
             "correlationid": entry.correlationid,
+            "change": entry.change,
             "problem": entry.problem,
         }
     )

@@ -20,7 +20,7 @@ from schemas.replica import Replica
 
 
 class StateEvent(Struct, frozen=True, kw_only=True):
-    """The event that made a state: who, when, why and from what.
+    """The event that made a state: who, when, why and from what. `change` is what it says happened.
 
     `problem` says why the subject's last event (`seq`) could not be read; the state is the one before.
     """
@@ -35,6 +35,7 @@ class StateEvent(Struct, frozen=True, kw_only=True):
     reason: str = ""
     causationid: str | None = None
     correlationid: str | None = None
+    change: dict[str, Any] | None = None
     problem: str | None = None
 
 

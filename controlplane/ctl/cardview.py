@@ -103,6 +103,13 @@ class Yard:
             if row["phase"] in PENDING_PHASES and _waits_for(row, card, here)
         ]
 
+    def known(self, card: Card, id_: str) -> str:
+        """An id with the name it has on this card."""
+        names = {lease.holder: lease.name for lease in card.leases}
+        names |= {claim.id: claim.name for claim in card.claims}
+        name = names.get(id_) or self.replicas.get(id_, {}).get("model", "")
+        return f"{id_} ({name})" if name else id_
+
     def holder(self, lease: Lease) -> str:
         """Who has a lease, in a word or two."""
         if lease.kind == "named":
@@ -198,12 +205,12 @@ def page(yard: Yard, row: Row, now: datetime) -> list[str]:
     )
     lines += _section(
         "in line",
-        (f"{n}. {_waiter_line(w, card, now)}" for n, w in enumerate(in_line(card), 1)),
+        (f"{n}. {_waiter_line(yard, w, card, now)}" for n, w in enumerate(in_line(card), 1)),
     )
     lines += _section(
         "models waiting",
         (
-            f"{one['model']}: {one['reason'] or ', '.join(one['waiting_for']) or one['phase']}"
+            f"{one['model']}: {one['reason'] or _ahead(yard, card, one) or one['phase']}"
             for one in full["waiting_models"]
         ),
     )
@@ -216,6 +223,11 @@ def page(yard: Yard, row: Row, now: datetime) -> list[str]:
         ),
     )
     return lines
+
+
+def _ahead(yard: Yard, card: Card, one: Row) -> str:
+    ahead = ", ".join(yard.known(card, id_) for id_ in one["waiting_for"])
+    return f"waits for {ahead}" if ahead else ""
 
 
 def _headline(card: Card, full: Row) -> str:
@@ -241,8 +253,24 @@ def _memory(card: Card, full: Row, now: datetime) -> list[str]:
 def _last(event: Row, now: datetime) -> str:
     kind = str(event["type"]).removeprefix("dev.modelyard.")
     when = datetime.fromisoformat(str(event["time"]))
-    why = f": {event['reason']}" if event.get("reason") else ""
-    return f"last     {kind} {ago(when, now)}{why} ({event.get('actor', '')})"
+    what = [happened(event.get("change") or {}), str(event.get("reason") or "")]
+    why = "; ".join(part for part in what if part)
+    return f"last     {kind} {ago(when, now)}{': ' if why else ''}{why} ({event.get('actor', '')})"
+
+
+def happened(change: Row) -> str:
+    """What an event says happened, in a few words: ids, names and reasons, sizes as people read them."""
+    parts: list[str] = []
+    for name, value in change.items():
+        if name == "type" or value in (None, "", 0, [], {}):
+            continue
+        if name.endswith("_bytes"):
+            parts.append(f"{name.removesuffix('_bytes').replace('_', ' ')} {size(value)}")
+        elif isinstance(value, list):
+            parts.append(f"{name.replace('_', ' ')} {', '.join(map(str, value))}")
+        else:
+            parts.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)
 
 
 def _lease_line(yard: Yard, lease: Lease, card: Card, now: datetime) -> str:
@@ -264,11 +292,11 @@ def _lease_line(yard: Yard, lease: Lease, card: Card, now: datetime) -> str:
     )
 
 
-def _waiter_line(waiter: Waiter, card: Card, now: datetime) -> str:
+def _waiter_line(yard: Yard, waiter: Waiter, card: Card, now: datetime) -> str:
     amount = "the whole card" if waiter.exclusive else size(waiter.memory_bytes)
     others = [c for c in waiter.cards if c != card.id]
     also = f", with {', '.join(others)}" if others else ""
-    ahead = ", ".join(waiter.waiting_for)
+    ahead = ", ".join(yard.known(card, id_) for id_ in waiter.waiting_for)
     waits = f"waits for {ahead}" if ahead else "waits for room"
     end = f", gives up in {left(waiter.expires_at, now)}" if waiter.expires_at is not None else ""
     return (

@@ -60,6 +60,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     reason: str
     causationid: str | None
     correlationid: str | None
+    change: Raw | None
     state: Raw | None
     problem: str | None
 
@@ -338,7 +339,7 @@ class ReadModel:
             raise NotSynced("the projection is not open")
         rows, mark = await self._database.read(
             "SELECT name, subject, seq, rev, type, event_id, time, actor, reason, causationid,"
-            f" correlationid, body, problem FROM {LIVE} WHERE {where}",
+            f" correlationid, change, body, problem FROM {LIVE} WHERE {where}",
             values,
         )
         if mark is None:
@@ -359,6 +360,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         reason=row[8],
         causationid=row[9],
         correlationid=row[10],
-        state=None if row[11] is None else Raw(row[11]),
-        problem=row[12],
+        change=None if row[11] is None else Raw(row[11]),
+        state=None if row[12] is None else Raw(row[12]),
+        problem=row[13],
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from events.log import Broken, Recorded
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Raised with every change of the tables: a file of another version is thrown away and read anew."""
 
 LIVE: Final = "agg"
@@ -24,7 +24,8 @@ Statement = tuple[str, tuple[object, ...]]
 def create_rows(table: str) -> str:
     """The table of aggregates; `name` is how a person asks for one within its noun.
 
-    `body` is NULL when no valid state is known. `problem` says why the last event was not folded.
+    `change` is what the event itself says happened. `body` is NULL when no valid state is known. `problem`
+    says why the last event was not folded.
     """
     return f"""
         CREATE TABLE IF NOT EXISTS {table} (
@@ -40,6 +41,7 @@ def create_rows(table: str) -> str:
             reason TEXT NOT NULL,
             causationid TEXT,
             correlationid TEXT,
+            change BLOB,
             body BLOB,
             problem TEXT
         ) WITHOUT ROWID
@@ -88,12 +90,12 @@ def fold(table: str, item: Recorded | Broken) -> tuple[Statement, ...]:
 @cache
 def _put_text(table: str) -> str:
     """Made once for each table: a replay puts a hundred thousand rows."""
-    return f"""INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    return f"""INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (subject) DO UPDATE SET
             seq = excluded.seq, rev = excluded.rev, type = excluded.type,
             event_id = excluded.event_id, time = excluded.time, actor = excluded.actor,
             reason = excluded.reason, causationid = excluded.causationid,
-            correlationid = excluded.correlationid, body = excluded.body,
+            correlationid = excluded.correlationid, change = excluded.change, body = excluded.body,
             problem = excluded.problem
         WHERE excluded.seq > {table}.seq"""
 
@@ -114,6 +116,7 @@ def _put(table: str, item: Recorded, body: bytes | None) -> Statement:
             item.reason,
             item.causationid,
             item.correlationid,
+            None if item.event is None else msgspec.json.encode(item.event),
             body,
             item.problem,
         ),

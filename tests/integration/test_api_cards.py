@@ -134,6 +134,7 @@ def test_a_card_is_told_whole_with_the_event_that_made_it(tmp_path: Path) -> Non
         assert told == {name: getattr(FULL, name) for name in FULL.__struct_fields__}
         assert one.data.event.type == "card.claimed"
         assert one.data.event.reason == "a test"
+        assert one.data.event.change == {"type": "card.claimed", "claim": "c-1", "name": "quake"}
         listed = await client.get("/v1/cards")
         many = msgspec.json.decode(listed.content, type=bodies.CardList)
         assert [card.id for card in many.data] == ["gpu0", "gpu1"]

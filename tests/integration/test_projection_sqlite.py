@@ -374,7 +374,7 @@ def test_outcomes_past_their_time_are_dropped(
             await database.commit(
                 [
                     (
-                        f"INSERT INTO {LIVE} VALUES (?,?,?,?,?,?,?,?,'a','',NULL,NULL,'{{}}',NULL)",
+                        f"INSERT INTO {LIVE} VALUES (?,?,?,?,?,?,?,?,'a','',NULL,NULL,NULL,'{{}}',NULL)",
                         values,
                     )
                 ],

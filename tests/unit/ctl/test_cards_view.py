@@ -41,6 +41,7 @@ def row(state: Card) -> dict[str, Any]:
         "type": "dev.modelyard.card.leased",
         "time": ago(5).isoformat(),
         "reason": "asked for",
+        "change": {"type": "card.leased", "holder": "l-anna", "memory_bytes": 2 * GIB, "name": ""},
         "actor": "agent-n1",
         "seq": 9,
     }
@@ -114,7 +115,7 @@ def test_req_d15_the_page_of_a_card_has_every_fact_about_it() -> None:
         "n1/gpu0: claimed (Fast 9000, GPU-abc)",
         "memory   24 GiB: 13.5 GiB given, 0 free, 1 GiB used by what has no lease; 20 GiB used, "
         "read 4s ago",
-        "last     card.leased 5s ago: asked for (agent-n1)",
+        "last     card.leased 5s ago: holder l-anna, memory 2 GiB; asked for (agent-n1)",
         "",
         "claims",
         "  c-1  paint  app, 1m ago, pid 77, by eve",
@@ -126,12 +127,12 @@ def test_req_d15_the_page_of_a_card_has_every_fact_about_it() -> None:
         "  slow  lease l-slow  1 GiB, interactive, leaves for l-train, 2m ago",
         "",
         "in line",
-        "  1. train  l-train  the whole card, with gpu1, interactive: waits for r-smol, l-slow, "
-        "3s ago, gives up in 57s, by bob",
+        "  1. train  l-train  the whole card, with gpu1, interactive: waits for r-smol (smol), "
+        "l-slow (slow), 3s ago, gives up in 57s, by bob",
         "  2. night  l-batch  1 GiB, batch: waits for room, 1m ago",
         "",
         "models waiting",
-        "  other: r-smol",
+        "  other: waits for r-smol (smol)",
         "  here: loading",
         "  ranked: all cards are kept",
         "",
@@ -148,7 +149,7 @@ def test_an_empty_card_is_three_lines() -> None:
     assert lines == [
         "n1/gpu0: free (gpu)",
         "memory   24 GiB: 0 given, 24 GiB free; 0 used",
-        "last     card.leased 5s ago: asked for (agent-n1)",
+        "last     card.leased 5s ago: holder l-anna, memory 2 GiB; asked for (agent-n1)",
     ]
 
 
