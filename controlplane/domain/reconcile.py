@@ -52,13 +52,19 @@ _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def demand_of(scene: Scene, name: str) -> Demand | None:
-    """What the model is short of, None when it has or is getting what is wanted.
+    """The first thing the model is short of, None when it has or is getting what is wanted."""
+    return next(iter(demands_of(scene, name)), None)
 
-    A replica of an older revision still serves but does not count: its successor is wanted too.
+
+def demands_of(scene: Scene, name: str) -> list[Demand]:
+    """What the model is short of: one for each card it is asked for on, and one for any card.
+
+    They stand in line each for itself: one that waits for its card is in nobody's way. A replica of an older
+    revision still serves but does not count: its successor is wanted too.
     """
     model = scene.world.models.get(name)
     if model is None or is_off(model):
-        return None
+        return []
     activations = [a for a in scene.activations_of(name) if is_demanded(a, model)]
     held = scene.holds_of(name)
     current = [
@@ -67,35 +73,35 @@ def demand_of(scene: Scene, name: str) -> Demand | None:
         if hold in ("ready", "pending") and scene.profile_of(p) is not None
     ]
     if any(hold == "pending" for _, hold in current):
-        return None
-    for activation in activations:
-        if activation.scope != ANY and not any(
-            is_in_scope(p, activation.scope) for p, _ in current
-        ):
-            return Demand(
-                model=model,
-                wanted_at=activation.wanted_at,
-                scope=activation.scope,
-                activation=activation,
-            )
-    if len(current) >= target_of(model, activations):
-        return None
-    mine = next((a for a in activations if a.scope == ANY), None)
-    wanted_at = mine.wanted_at if mine is not None else scene.now
-    if len(current) < model.scaling.min:
-        # `min` has been asking since the entry was written.
-        wanted_at = min(wanted_at, scene.world.head("model", name).stored_at or _FIRST)
-    return Demand(model=model, wanted_at=wanted_at, activation=mine)
+        return []
+    found = [
+        Demand(
+            model=model,
+            wanted_at=activation.wanted_at,
+            scope=activation.scope,
+            activation=activation,
+        )
+        for activation in activations
+        if activation.scope != ANY and not any(is_in_scope(p, activation.scope) for p, _ in current)
+    ]
+    plain = [a for a in activations if a.scope == ANY]
+    if len(current) < target_of(model, plain):
+        mine = plain[0] if plain else None
+        wanted_at = mine.wanted_at if mine is not None else scene.now
+        if len(current) < model.scaling.min:
+            # `min` has been asking since the entry was written.
+            wanted_at = min(wanted_at, scene.world.head("model", name).stored_at or _FIRST)
+        found.append(Demand(model=model, wanted_at=wanted_at, activation=mine))
+    return found
 
 
 def queue_of(scene: Scene) -> list[Demand]:
-    """All that is short, in order of arrival, then name."""
-    return _in_order(demand_of(scene, name) for name in sorted(scene.index.short))
+    """All that is short, in order of arrival, then name and scope."""
+    return _in_order(d for name in sorted(scene.index.short) for d in demands_of(scene, name))
 
 
-def _in_order(demands: Iterable[Demand | None]) -> list[Demand]:
-    found = [demand for demand in demands if demand is not None]
-    return sorted(found, key=lambda d: (d.wanted_at, d.model.name))
+def _in_order(demands: Iterable[Demand]) -> list[Demand]:
+    return sorted(demands, key=lambda d: (d.wanted_at, d.model.name, d.scope))
 
 
 def claims_before(scene: Scene, demand: Demand) -> Claims | None:
@@ -105,7 +111,7 @@ def claims_before(scene: Scene, demand: Demand) -> Claims | None:
     """
     names = scene.index.short | scene.index.dirty
     claims = Claims()
-    for other in _in_order(demand_of(scene, name) for name in sorted(names)):
+    for other in _in_order(d for name in sorted(names) for d in demands_of(scene, name)):
         if other.model.name == demand.model.name and other.scope == demand.scope:
             continue
         if record.hold_back(scene.world.records.get(other.model.name), scene.now) is not None:

@@ -430,3 +430,19 @@ def test_req_d2_a_model_at_its_max_moves_to_the_card_that_is_asked_for() -> None
     assert y.phase("a", "n1~gpu0") == "waiting"
     y.until(lambda: y.ready("a") and card_of(y, "a") == "gpu0", 120)
     assert y.started("a") == 2
+
+
+def test_a_demand_that_waits_for_its_card_is_not_in_the_way_of_one_for_any() -> None:
+    y = two_cards("a")
+    y.claim("n1", "gpu0")
+    y.send(ModelActivate(model="a", scope="n1~gpu0"), actor="gateway")
+    y.settle()
+    assert y.phase("a", "n1~gpu0") == "waiting"
+    pinned = y.lease("n1", "gpu1", pinned=True)
+    y.request("a")
+    y.settle()
+    assert y.phase("a") == "waiting"
+    y.end_lease(pinned)
+    y.until(lambda: y.ready("a"), 10)
+    assert card_of(y, "a") == "gpu1"
+    assert y.phase("a", "n1~gpu0") == "waiting"
