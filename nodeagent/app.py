@@ -36,6 +36,7 @@ from nodeagent.cards_rpc import WHAT, CardsRpc
 from nodeagent.desk import Desk
 from nodeagent.domain.assignments import needed_keys
 from nodeagent.domain.inventory import BadInventory, cards_of, given_out
+from nodeagent.domain.line import Change
 from nodeagent.domain.ports import PortBook
 from nodeagent.door import Door
 from nodeagent.drivers.command import CommandDriver
@@ -50,6 +51,7 @@ from nodeagent.launching import Launcher
 from nodeagent.parkbook import ParkBook, told_of, ways_of
 from nodeagent.reporter import Deposed, Reporter
 from nodeagent.tools import Tools
+from schemas.card import CardVmAttached, CardVmDetached
 from schemas.cardasks import CardRequest
 from schemas.model import EngineName
 from schemas.node import Node
@@ -183,6 +185,7 @@ async def open_agent(
                 now=utc_now,
             )
             meter = meter_of(node, books, launcher, gpus, settings.card_look_s)
+            books.on_cards(partial(look_at_vms, meter))
             gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
             files = Files(
                 files_folder or folder / "files",
@@ -266,6 +269,12 @@ async def open_agent(
             if gpus is not None:
                 gpus.close()
             await journal.close()
+
+
+def look_at_vms(meter: CardMeter, changes: tuple[Change, ...]) -> None:
+    """A card that is handed to a VM is let go at once: a machine that has it open cannot give it away."""
+    if any(isinstance(change.event, CardVmAttached | CardVmDetached) for change in changes):
+        meter.look_soon()
 
 
 async def keep_open(door: Door) -> None:

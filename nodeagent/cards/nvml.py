@@ -7,7 +7,8 @@ the agent: a machine without a driver has no cards, and a card that cannot be re
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -22,6 +23,10 @@ LOG = logging.getLogger(__name__)
 DISPLAY_BYTES: Final = GIB
 """A process that draws and uses less than this belongs to the desktop and is no stranger: else no card
 with a screen would ever be free. A game that did not announce itself uses more."""
+
+
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+NVIDIA: Final = "0x10de"
 
 
 class DriverFault(Exception):
@@ -41,9 +46,11 @@ class Nvml:
 
     name: ProviderName = "nvml"
 
-    def __init__(self, load: Callable[[], Any] | None = None) -> None:
-        """`load` gives the library; by default the module of nvidia-ml-py, loaded when first needed."""
+    def __init__(self, load: Callable[[], Any] | None = None, devices: Path = PCI_DEVICES) -> None:
+        """`load` gives the library; by default the module of nvidia-ml-py, loaded when first needed.
+        `devices` is where the kernel shows the devices of the machine."""
         self._load = load or _pynvml
+        self._devices = devices
         self._library: Any = None
         self._open = False
         self._infos: dict[str, CardInfo] = {}
@@ -119,7 +126,10 @@ class Nvml:
             address = (pci.domain, pci.bus, pci.device)
             found.append((address, handle, _text(pci.busId)))
         infos: list[CardInfo] = []
-        for number, (address, handle, bus) in enumerate(sorted(found, key=lambda one: one[0])):
+        # A card that a VM has keeps its number: the driver does not see it, and it comes back.
+        places = sorted({*(address for address, _, _ in found), *_in_vms(self._devices)})
+        for address, handle, bus in sorted(found, key=lambda one: one[0]):
+            number = places.index(address)
             try:
                 memory_bytes = self._given_bytes(handle)
                 info = CardInfo(
@@ -271,6 +281,20 @@ class Nvml:
             # Not its own errors alone: it has others for a driver that is older or newer than itself,
             # and what comes of a driver must never end an agent.
             raise DriverFault(f"{error} ({call})") from error
+
+
+def _in_vms(devices: Path) -> Iterator[tuple[int, int, int]]:
+    """The PCI addresses of NVIDIA cards that are handed to virtual machines now."""
+    for device in sorted(devices.glob("*:*:*.0")):
+        try:
+            is_card = (device / "class").read_text().startswith("0x03")
+            vendor = (device / "vendor").read_text().strip()
+            driver = (device / "driver").readlink().name
+        except OSError:
+            continue
+        if is_card and vendor == NVIDIA and driver == "vfio-pci":
+            domain, bus, rest = device.name.split(":")
+            yield int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
 
 
 def _pynvml() -> Any:

@@ -229,3 +229,22 @@ def test_the_memory_of_a_dead_process_is_free_in_the_made_up_driver_too(tmp_path
     machine = Machine(tmp_path, a_card(0))
     use(machine.path, a_card(0)["uuid"], NOBODY, GIB)
     assert machine.provider.read({})["gpu0"].used_bytes == 0
+
+
+def test_a_card_in_a_vm_keeps_its_number_for_when_it_comes_back(tmp_path):
+    """The driver sees one card of two; the other's place is known from the kernel."""
+
+    def device(bus: int, vendor: str, kind: str, driver: str) -> None:
+        folder = tmp_path / "devices" / f"0000:{bus:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
+
+    device(1, "0x10de", "0x030000", "vfio-pci")
+    device(2, "0x10de", "0x030000", "nvidia")
+    device(0, "0x8086", "0x030000", "vfio-pci")  # not one of these cards
+    path = tmp_path / "nvml.json"
+    write(path, a_card(1))
+    library = FakeNvml(path)
+    assert [c.id for c in Nvml(lambda: library, tmp_path / "devices").cards()] == ["gpu1"]
