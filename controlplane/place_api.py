@@ -21,7 +21,7 @@ def handlers(placer: Placer) -> list[HTTPRouteHandler]:
         summary="Where a replica of a model would go now; nothing is changed",
     )
     async def place(data: JSONBody[PlaceAsked]) -> PlaceOne:
-        found = placer.place(data)
+        found = await placer.place(data)
         return PlaceOne(data=found, applied_seq=found.position)
 
     return [place]

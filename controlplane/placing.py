@@ -4,6 +4,7 @@ It judges with the leader's own functions on the world as this instance knows it
 leads or not. Nothing is reserved: the next moment may answer otherwise.
 """
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
@@ -54,12 +55,29 @@ class Placer:
         self._ids = ids
         self._settings = settings
         self._now = now
+        self._turn = asyncio.Lock()
 
-    def place(self, asked: PlaceAsked) -> PlaceView:
-        """Every candidate, best first. Raises NotThere, and NotSynced while the log is not read."""
-        if not self._synced():
-            raise NotSynced("this control plane is not up to date with the log")
-        scene = self._scene()
+    async def place(self, asked: PlaceAsked) -> PlaceView:
+        """Every candidate, best first. Raises NotThere, and NotSynced while the log is not read.
+
+        One at a time, and with breaths: in a yard of thousands of cards it takes a second, and the leader
+        must say meanwhile that it lives.
+        """
+        async with self._turn:
+            if not self._synced():
+                raise NotSynced("this control plane is not up to date with the log")
+            _model(self._world(), asked.model)
+            # An index of its own: the leader's holds what the leader has yet to look at.
+            index = StepIndex()
+            index.sync(self._world())
+            await asyncio.sleep(0)
+            index.sync(self._world())
+            index.book(self._world())
+            await asyncio.sleep(0)
+            return self._judged(asked, index)
+
+    def _judged(self, asked: PlaceAsked, index: StepIndex) -> PlaceView:
+        scene = self._scene(index)
         model = _model(scene.world, asked.model)
         scope = ANY if asked.card is None else _scope(scene.world, asked.card)
         demand = _demand(scene, model, scope)
@@ -73,10 +91,8 @@ class Placer:
             policy_version=placement.POLICY_VERSION,
         )
 
-    def _scene(self) -> Scene:
+    def _scene(self, index: StepIndex) -> Scene:
         world, live = self._world(), self._live()
-        # One of its own: the leader's holds what the leader has yet to look at.
-        index = StepIndex()
         index.sync(world)
         scene = Scene(
             world=world,

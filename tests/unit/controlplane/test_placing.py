@@ -11,6 +11,7 @@ from schemas.api import PlaceView
 from schemas.card import Card, CardClaimed, Claim
 from schemas.model import Model
 from schemas.record import Quarantine, Record, RecordQuarantined
+from tests.support.aio import run
 from tests.support.worlds import T0, Yard, counting_ids, model, profile, yard
 
 
@@ -27,7 +28,7 @@ def placer(y: Yard, *, synced: bool = True) -> Placer:
 
 def asked(y: Yard, name: str, card: str | None = None) -> PlaceView:
     before = (y.world.position, dict(y.world.activations), dict(y.world.plans))
-    found = placer(y).place(PlaceAsked(model=name, card=card))
+    found = run(placer(y).place(PlaceAsked(model=name, card=card)))
     assert (y.world.position, y.world.activations, y.world.plans) == before, "it changed something"
     assert found.position == y.world.position
     assert found.policy_version == POLICY_VERSION
@@ -127,7 +128,7 @@ def test_what_is_not_there_is_named() -> None:
 def test_a_control_plane_that_has_not_read_the_log_does_not_guess() -> None:
     y = yard(gpu0=8)
     with pytest.raises(NotSynced):
-        placer(y, synced=False).place(PlaceAsked(model="a"))
+        run(placer(y, synced=False).place(PlaceAsked(model="a")))
 
 
 def test_the_order_of_profiles_and_nodes_is_one_total_order() -> None:
