@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,3 +249,18 @@ def test_a_card_in_a_vm_keeps_its_number_for_when_it_comes_back(tmp_path):
     write(path, a_card(1))
     library = FakeNvml(path)
     assert [c.id for c in Nvml(lambda: library, tmp_path / "devices").cards()] == ["gpu1"]
+
+
+def test_any_process_can_be_given_the_made_up_driver(tmp_path):
+    """How tests of whole processes have cards: the fake in the place of the library, by PYTHONPATH."""
+    path = tmp_path / "nvml.json"
+    write(path, a_card(0))
+    code = "from nodeagent.cards.nvml import Nvml; print([card.id for card in Nvml().cards()])"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, fake_nvml.STATE: str(path), "PYTHONPATH": f"{fake_nvml.SHADOW}:."},
+    )
+    assert shown.stdout == "['gpu0']\n", shown.stderr
