@@ -45,9 +45,6 @@ LOG = logging.getLogger(__name__)
 ROUNDS: Final = 100
 """What one round changes the next one sees; more than a few only a mistake would take."""
 
-OWN: Final = frozenset({"lease", "claim", "vm", "ram"})
-"""Reasons of an agent's own stops."""
-
 
 class Fleet:
     """The replicas of one node and their supervisors.
@@ -368,7 +365,7 @@ class Fleet:
         )
 
     def _why(self, stop: Stop) -> str:
-        if stop.reason in OWN:
+        if stop.reason in assignments.OWN:
             return f"makes way for {stop.reason} {stop.decision}"
         return stop.reason if stop.for_model is None else f"room for {stop.for_model}"
 

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from nodeagent.domain import leases
 from nodeagent.domain.granting import Facts, settle
 from nodeagent.domain.held import Held
-from nodeagent.domain.line import Change, dequeue, detach, end_claim, line, queue, vm_id
+from nodeagent.domain.line import (
+    Change,
+    dequeue,
+    detach,
+    end_claim,
+    grant,
+    line,
+    queue,
+    vm_id,
+)
 from schemas import codes
 from schemas.card import (
     PRIORITIES,
@@ -120,7 +129,8 @@ def _acquire(
     now: datetime,
 ) -> Decided:
     """1. it stands already, or is on its way back: as it stands. 2. no such card, or more than one has:
-    refused. 3. it would wait and does not want to: refused with what stands against it. 4. in line."""
+    refused. 3. it would be served at once: granted. 4. it does not want to wait: refused with what stands
+    against it. 5. in line."""
     if any(_has(card, ask.id) for card in cards.values()):  # 1
         return _as_it_stands(ask.id, cards)
     unknown = _unknown(ask.id, ask.cards, cards)  # 2
@@ -141,22 +151,25 @@ def _acquire(
         exclusive=ask.memory_bytes is None,
         pinned=ask.pinned,
         priority=ask.priority,
-        # Who does not wait is granted in this very step; the time only says so.
+        # Of one that does not wait it means nothing: it is granted in this step, or refused.
         expires_at=now + timedelta(seconds=max(ask.wait_s, 1.0)),
         ttl_s=ask.ttl_s,
         process=asker.process,
         by=asker.by,
     )
     changes = queue(cards, waiter)
-    if ask.wait_s <= 0:  # 3
-        after = dict(cards) | {change.card.id: change.card for change in changes}
-        for batch in settle(after, held, facts, now).batches:
-            after.update({change.card.id: change.card for change in batch})
-        found = standing(after, ask.id)
-        if found is None or found.status != "granted":
-            code, sentence = _against(waiter, cards, facts)
-            return _refused(ask.id, code, sentence)
-    return Decided(id=ask.id, changes=changes)  # 4
+    after = dict(cards) | {change.card.id: change.card for change in changes}
+    batches = settle(after, held, facts, now).batches
+    for batch in batches:
+        after.update({change.card.id: change.card for change in batch})
+    found = standing(after, ask.id)
+    at_once = found is not None and found.status == "granted"
+    if at_once and len(batches) == 1:  # 3
+        return Decided(id=ask.id, changes=grant(cards, waiter, now))
+    if not at_once and ask.wait_s <= 0:  # 4
+        code, sentence = _against(waiter, cards, facts)
+        return _refused(ask.id, code, sentence)
+    return Decided(id=ask.id, changes=changes)  # 5
 
 
 def _against(waiter: Waiter, cards: Mapping[str, Card], facts: Facts) -> tuple[str, str]:

@@ -22,6 +22,9 @@ from schemas.replica import TERMINAL_PHASES
 
 NOT_STARTED: frozenset[str] = frozenset({"waiting", "fetching"})
 
+OWN: frozenset[str] = frozenset({"lease", "claim", "vm", "ram"})
+"""Reasons of an agent's own stops."""
+
 
 class Observed(Struct, frozen=True, kw_only=True):
     """What the agent knows of its node when it plans.
@@ -360,7 +363,8 @@ def _stopping(
     a. told to end already, or its processes outlive the kill: nothing more to say.
     b. never started: withdrawn. c. loading: halted, no gateway knows it.
     d. parked: that is what the stop asked for, unless it must not be.
-    e. ready: drained, unless this very stop was taken back before.
+    e. ready: drained, unless this very stop was taken back before. One of the agent's own was called off
+       because its cause was gone; when it stands again, so does the stop.
     f. draining under another decision, or force came later: drained anew.
     """
     name = held.replica.id
@@ -377,7 +381,8 @@ def _stopping(
         lined = any(leases.waiter_of(card, name) for card in (cards or {}).values())
         return (LeaveLine(replica=name),) if lined else ()
     if phase == "ready":  # e
-        if held.replica.taken_back == stop.decision and not stop.force:
+        own = stop.reason in OWN
+        if held.replica.taken_back == stop.decision and not stop.force and not own:
             return ()
         return (Drain(replica=name, stop=stop),)
     # f

@@ -308,12 +308,13 @@ class CardsOfANode(RuleBasedStateMachine):
                 self.say(held or self.fresh(item), "withdrawn")
                 self.drop(name)
             case assignments.Drain(replica=name, stop=stop):
-                self.say(self.held[name], "draining", stop=stop)
+                self.say(self.held[name], "draining", stop=stop, taken_back=None)
             case assignments.Halt(replica=name, stop=stop):
                 self.held[name] = replace(self.held[name], stop=stop, ending=True)
             case assignments.Resume(replica=name):
                 assert name not in self.wishes, "a cause that stands is not called off"
-                self.say(self.held[name], "ready", stop=None)
+                decision = action.decision
+                self.say(self.held[name], "ready", stop=None, taken_back=decision)
             case assignments.Forget(replica=name):
                 del self.held[name]
                 self.used.add(name)
@@ -338,9 +339,13 @@ class CardsOfANode(RuleBasedStateMachine):
         for change in batch:
             if not isinstance(change.event, CardLeased):
                 continue
-            granted = next(x for x in before if x.id == change.event.holder)
-            for other in self.cards[change.card.id].waiters:
-                assert _rank(other) > _rank(granted), "the head of the line is never overtaken"
+            lease = leases.lease_of(change.card, change.event.holder)
+            assert lease is not None
+            was = {x.id: x for x in before}.get(lease.holder)
+            since = was.since if was is not None else self.now
+            mine = (PRIORITIES.index(lease.priority), since, lease.holder)
+            for other in change.card.waiters:
+                assert _rank(other) > mine, "the head of the line is never overtaken"
 
     def put(self, *cards: Card | None) -> None:
         for card in cards:

@@ -65,7 +65,7 @@ def test_a_lease_is_granted_with_its_fences_and_says_who_asked():
     node = Node(card("gpu0"), card("gpu1"))
     ask = acquire("l-1", "gpu0", "gpu1", memory_bytes=GIB, ttl_s=60.0, pinned=True)
     answer = node.answer(ask, REF)
-    assert (answer.status, answer.fences) == ("granted", {"gpu0": 9, "gpu1": 9})
+    assert (answer.status, answer.fences) == ("granted", {"gpu0": 8, "gpu1": 8})
     (lease,) = node.cards["gpu1"].leases
     assert (lease.by, lease.process, lease.pinned, lease.name) == ("ana", REF, True, "train")
     assert lease.expires_at == NOW + timedelta(seconds=60)

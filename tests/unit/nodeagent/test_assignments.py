@@ -364,6 +364,11 @@ def test_the_agents_own_stop_holds_without_one_in_the_plan_and_before_another():
     )
     (drain,) = actions(item, observed=seen(draining))
     assert drain == Drain(replica="r-1", stop=item.stop)
+    # The cause stands again, under the same name.
+    called_off = held(taken_back="c-1")
+    assert actions(an_item("r-1"), observed=seen(called_off, wishes=wishes)) == (
+        Drain(replica="r-1", stop=own),
+    )
     # A loading one is halted.
     (halt,) = actions(an_item("r-1"), observed=seen(held(phase="starting"), wishes=wishes))
     assert halt == Halt(replica="r-1", stop=own)
