@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Final
 
 from msgspec import Struct
@@ -29,6 +30,9 @@ LOG = logging.getLogger(__name__)
 LOOK_S: Final = 0.1
 CLAIM_LOOK_S: Final = 0.25
 SLACK_S: Final = 0.5
+OTHERS: Final = 4
+"""So many times its own bound an engine waits for another that is parked or resumed on one of its cards."""
+
 EVICT_S: Final = 5.0
 """So long beyond their grace other parked copies may take to leave the RAM."""
 
@@ -85,9 +89,7 @@ class Parking:
             return parking.StopInstead(reason="")
         host_bytes = await self._t.processes.memory_bytes(self._name)
         on_cards = await self._on_cards(held)
-        weights = await asyncio.to_thread(
-            weights_bytes, self._t.files.local(held.launch.source) or ""
-        )
+        weights = await self._weights_bytes(held)
         held = self._held()
         if held.stop is None or held.ending or held.replica.phase != "draining" or self._ended():
             return None
@@ -106,19 +108,27 @@ class Parking:
         way = self._t.parkbook.ways[choice.way]
         before = await self._on_cards(held)
         loop = asyncio.get_running_loop()
-        async with self._t.parkbook.alone_on(held.replica.cards):
+        residual = 0
+        async with AsyncExitStack() as stack:
+            problem = await self._alone(stack, held, self._ended)
             began = loop.time()
             engine = await self._engine(held)
             bound_s = engine.parking.timeout_s
-            problem = await self._bounded(way.park(engine), bound_s, self._ended, "to park")
-            residual, told = 0, ""
+            if not problem:
+                problem = await self._bounded(way.park(engine), bound_s, self._ended, "to park")
             if not problem:
                 left_s = max(bound_s - (loop.time() - began), LOOK_S)
-                residual, told = await self._read_back(way, before, left_s)
+                after, problem = await self._read_back(way, before, left_s)
+                residual = max(after.values(), default=0)
             park_s = loop.time() - began
-        if problem or told:
-            return Lost(reason=problem or told)
-        ram_bytes = await self._t.processes.memory_bytes(self._name)
+        if problem:
+            return Lost(reason=problem)
+        ram_bytes = parking.ram_of_copy(
+            choice.way,
+            host_bytes=await self._t.processes.memory_bytes(self._name),
+            freed_bytes=sum(before.values()) - residual * len(before),
+            weights_bytes=await self._weights_bytes(held),
+        )
         self._t.parkbook.learned(held.replica).ram_bytes = ram_bytes
         return Parked(
             way=choice.way,
@@ -135,12 +145,14 @@ class Parking:
             return Lost(reason=f"nobody here knows how to resume it (way {_way_of(held)!r})")
         replica = held.replica
         loop = asyncio.get_running_loop()
-        async with self._t.parkbook.alone_on(replica.cards):
+        async with AsyncExitStack() as stack:
+            problem = await self._alone(stack, held, self._over)
             began = loop.time()
             engine = await self._engine(held)
             bound_s = engine.parking.timeout_s
-            problem = await self._bounded(way.resume(engine), bound_s, self._over, "to resume")
-            if not problem and not self._over():
+            if not problem:
+                problem = await self._bounded(way.resume(engine), bound_s, self._over, "to resume")
+            if not problem:
                 proven = _prove(engine, replica.paths)
                 problem = await self._bounded(proven, bound_s, self._over, "to answer")
             resume_s = loop.time() - began
@@ -218,6 +230,17 @@ class Parking:
             await asyncio.sleep(LOOK_S)
         return True
 
+    async def _alone(self, stack: AsyncExitStack, held: Held, over: Callable[[], bool]) -> str:
+        """Takes its cards for itself until `stack` ends; why not, when whoever is on them takes for ever."""
+        assert held.launch is not None
+        bound_s = OTHERS * parking.parking_of(held.launch).timeout_s
+        entering = stack.enter_async_context(self._t.parkbook.alone_on(held.replica.cards))
+        return await self._bounded(entering, bound_s, over, "until its cards were let go of")
+
+    async def _weights_bytes(self, held: Held) -> int | None:
+        source = self._t.files.local(held.launch.source) if held.launch is not None else None
+        return await asyncio.to_thread(weights_bytes, source or "")
+
     async def _bounded(
         self, step: Awaitable[None], bound_s: float, over: Callable[[], bool], what: str
     ) -> str:
@@ -256,31 +279,32 @@ class Parking:
 
     async def _read_back(
         self, way: Way, before: Mapping[str, int], bound_s: float
-    ) -> tuple[int, str]:
-        """Bytes the engine keeps on a card, the most of any; else the sentence why it was not parked.
+    ) -> tuple[dict[str, int], str]:
+        """Bytes the engine keeps on each card, and the sentence why it does not count as parked, or nothing.
 
         The engine's word is not enough: the driver has to show the memory back, twice the same.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + bound_s
         last: dict[str, int] = {}
-        while True:
+        while before:
             now = {card: await self._t.meter.held_by(self._name, card) for card in before}
             if self._ended():
-                return 0, "its engine ended meanwhile"
+                return now, "its engine ended meanwhile"
             behind = [
                 card for card in before if not parking.is_back(way.name, before[card], now[card])
             ]
-            if not behind and (now == last or loop.time() > deadline or not now):
-                return max(now.values(), default=0), ""
+            if not behind and (parking.is_still(last, now) or loop.time() > deadline):
+                return now, ""
             urgent = self._urgent()
             if urgent:
-                return 0, urgent
+                return now, urgent
             if behind and loop.time() > deadline:
                 card = behind[0]
-                return 0, parking.not_back(card, way.name, before[card], now[card])
+                return now, parking.not_back(card, way.name, before[card], now[card])
             last = now
             await asyncio.sleep(LOOK_S)
+        return {}, ""
 
     async def _on_cards(self, held: Held) -> dict[str, int]:
         """What the engine has on each of its cards that the driver tells of.

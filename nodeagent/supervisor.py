@@ -12,18 +12,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.domain import drains, parking
+from nodeagent.domain import drains
 from nodeagent.domain.held import Held
 from nodeagent.domain.ports import NoPort
 from nodeagent.draining import Draining
 from nodeagent.ending import Ending
 from nodeagent.launching import Ended, LaunchEnded, Running
 from nodeagent.loading import Loaded, Loading, NotStarted, Stuck
-from nodeagent.parking import Lost, Parked, Parking, Resumed
+from nodeagent.resting import Resting
 from nodeagent.tools import Tools
 from nodeagent.waking import pause
 from schemas.beacons import EngineCounters
-from schemas.replica import TERMINAL_PHASES, ReplicaParked, ReplicaReady, ReplicaStarting
+from schemas.replica import TERMINAL_PHASES, ReplicaReady, ReplicaStarting
 
 LOG = logging.getLogger(__name__)
 
@@ -60,15 +60,15 @@ class Supervisor:
             running=running,
         )
         self._draining = Draining(tools, replica, wake=self._wake, counters=self.counters)
-        self._parking = Parking(
+        self._ending = Ending(tools, replica)
+        self._resting = Resting(
             tools,
             replica,
             held=lambda: self._held,
             wake=self._wake,
             ended=lambda: self._ended is not None,
-            over=lambda: self._ended is not None or self._held.ending,
+            ending=self._ending,
         )
-        self._ending = Ending(tools, replica)
         self._measured = False
 
     @property
@@ -152,7 +152,7 @@ class Supervisor:
                     await self._ending.outlive()
                 case "starting":
                     if _comes_back(held):  # 4
-                        await self._resume()
+                        await self._resting.resume()
                     else:  # 5
                         await self._load()
                 case "ready":  # 6
@@ -256,105 +256,17 @@ class Supervisor:
     async def _drain(self, held: Held) -> None:
         """Judges the drain once and carries the verdict out, or waits for something to change."""
         verdict = await self._draining.verdict(held)
-        held = self._held
         match verdict:
             case None | drains.KeepWaiting() | drains.AskEngine():
                 pass
             case drains.StopNow(why="drained"):
-                await self._park_or_stop()
+                await self._resting.drained()
             case drains.StopNow(why=why, running=running):
-                await self._stop(why if not running else f"{why}, {running} requests were running")
+                told = why if not running else f"{why}, {running} requests were running"
+                await self._resting.stop(told)
             case drains.TakeBack(running=running):
-                self._take_back(f"{running} requests still running after the drain's bound")
-
-    async def _stop(self, reason: str) -> None:
-        LOG.info("replica stops", extra={"replica": self._name, "reason": reason})
-        self._t.books.note(replace(self._held, ending=True))
-        await self._ending.told(reason)
-
-    def _take_back(self, reason: str) -> None:
-        held = self._held
-        decision = held.stop.decision if held.stop is not None else ""
-        replica = replace(held.replica, stop_decision=None, taken_back=decision)
-        self._t.books.say(
-            replace(held, replica=replica, stop=None),
-            ReplicaReady(load_s=replica.load_s, taken_back=decision),
-            reason=reason,
-        )
-        LOG.info("drain taken back", extra={"replica": self._name, "reason": reason})
-
-    async def _park_or_stop(self) -> None:
-        """Nobody uses it any more: what becomes of it is the agent's to decide."""
-        match await self._parking.choose():
-            case None:  # the drain was called off, or the engine is gone
-                return
-            case parking.KeepInstead(reason=reason):
-                self._take_back(reason)
-            case parking.StopInstead(reason=reason):
-                await self._stop(f"drained; not parked: {reason}" if reason else "drained")
-            case parking.Park() as choice:
-                await self._park(choice)
-
-    async def _park(self, choice: parking.Park) -> None:
-        LOG.info("replica parks", extra={"replica": self._name, "way": choice.way})
-        match await self._parking.park(choice):
-            case Parked() as parked:
-                self._parked(parked, choice.reason)
-            case parking.StopInstead(reason=reason):
-                await self._stop(f"drained; not parked: {reason}")
-            case Lost(reason=reason):
-                self._parking.failed()
-                LOG.warning("park failed", extra={"replica": self._name, "reason": reason})
-                # Nothing good can come from asking it: killed, and then ended as any other.
-                await self._t.processes.stop(self._name, 0.0)
-                await self._ending.told(f"drained; its park failed: {reason}")
-
-    def _parked(self, parked: Parked, reason: str) -> None:
-        """Its cards are given back and its RAM is leased, then it is said: who reads it parked finds room there."""
-        held = self._held
-        replica = replace(
-            held.replica,
-            park_way=parked.way,
-            parked_at=self._t.now(),
-            ram_bytes=parked.ram_bytes,
-            residual_bytes=parked.residual_bytes,
-            park_s=parked.park_s,
-        )
-        self._t.books.park(
-            self._name, residual_bytes=parked.residual_bytes, ram_bytes=parked.ram_bytes
-        )
-        event = ReplicaParked(
-            way=parked.way, ram_bytes=parked.ram_bytes, residual_bytes=parked.residual_bytes
-        )
-        self._t.books.say(replace(held, replica=replica, ending=False), event, reason=reason)
-        LOG.info("replica parked", extra={"replica": self._name, "park_s": parked.park_s})
-
-    async def _resume(self) -> None:
-        """Brings it back from RAM. Ready only after it answered: nobody is sent to an engine that may sleep."""
-        match await self._parking.resume():
-            case None:
-                return
-            case Lost(reason=reason):
-                LOG.warning("resume failed", extra={"replica": self._name, "reason": reason})
-                self._parking.failed()
-                await self._t.processes.stop(self._name, 0.0)
-                await self._ending.kill("resume_failed", f"not resumed: {reason}")
-            case Resumed(resume_s=resume_s):
-                held = self._held
-                replica = replace(
-                    held.replica,
-                    ready_at=self._t.now(),
-                    resume_s=resume_s,
-                    park_way="",
-                    parked_at=None,
-                    ram_bytes=0,
-                    residual_bytes=0,
-                    stop_decision=None,
-                )
-                self._t.books.end_ram(self._name)
-                event = ReplicaReady(load_s=replica.load_s, resume_s=resume_s)
-                self._t.books.say(replace(held, replica=replica, resuming=False), event)
-                LOG.info("replica resumed", extra={"replica": self._name, "resume_s": resume_s})
+                told = f"{running} requests still running after the drain's bound"
+                self._resting.take_back(told)
 
 
 def _comes_back(held: Held) -> bool:

@@ -4,6 +4,7 @@ Parking has to pay: it is chosen when coming back from RAM is quicker than loadi
 when the RAM is there. Pure arithmetic on bytes and seconds; it reads no card and ends nothing.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +24,9 @@ _RESIDUE_BYTES: Final[dict[ParkWay, int]] = {
 }
 """What may stay on a card after a park: the engine's context, at most this share of what was there and at most
 so many bytes. A sleeping vLLM keeps up to 2 GiB; a checkpointed process next to nothing."""
+
+
+_STILL_BYTES: Final = 16 << 20
 
 
 class ParkFacts(Struct, frozen=True, kw_only=True):
@@ -166,6 +170,21 @@ def ram_needed(
     return with_headroom(host_bytes + moves)
 
 
+def ram_of_copy(
+    way: ParkWay, *, host_bytes: int, freed_bytes: int, weights_bytes: int | None
+) -> int:
+    """RAM a parked copy has, without headroom: what its processes show (`host_bytes`), but no less than what
+    must have moved there. Pinned memory is not always counted to a process.
+
+    A checkpoint moves all it freed; vLLM's sleep its weights, where their size is known.
+    """
+    if way == "checkpoint":
+        return max(host_bytes, freed_bytes)
+    if way == "sleep" and weights_bytes is not None:
+        return max(host_bytes, min(weights_bytes, freed_bytes))
+    return host_bytes
+
+
 def with_headroom(count: int) -> int:
     """Bytes to lease for a copy that was measured at `count`."""
     return int(count * HEADROOM)
@@ -175,6 +194,13 @@ def is_back(way: ParkWay, before_bytes: int, now_bytes: int) -> bool:
     """Whether a card shows the memory of a parked engine back, but for what the way leaves there."""
     allowed = min(int(before_bytes * _RESIDUE_SHARE.get(way, 0.0)), _RESIDUE_BYTES.get(way, 0))
     return now_bytes <= allowed
+
+
+def is_still(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    """Whether two readings in a row of an engine's cards agree: what is there now is what stays."""
+    return before.keys() == now.keys() and all(
+        abs(before[card] - now[card]) <= _STILL_BYTES for card in now
+    )
 
 
 def not_back(card: str, way: ParkWay, before_bytes: int, now_bytes: int) -> str:

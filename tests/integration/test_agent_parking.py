@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -13,7 +14,15 @@ from msgspec.structs import replace
 from nodeagent.cards.nvml import Nvml
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.vllm import VllmDriver
-from schemas.cardasks import CardAnswer, CardAsk, CardRequest, ClaimEnd, ClaimStart, VmAttach
+from schemas.cardasks import (
+    CardAnswer,
+    CardAsk,
+    CardRequest,
+    ClaimEnd,
+    ClaimStart,
+    VmAttach,
+    VmDetach,
+)
 from schemas.model import EngineName, Parking
 from schemas.node import CardInfo, EngineInfo
 from schemas.plan import PlanItem
@@ -31,6 +40,7 @@ from tests.support.agent_yard import (
     memory_yard,
 )
 from tests.support.aio import run, until
+from tests.support.fake_cuda_checkpoint import FakeCheckpoint
 from tests.support.fake_nvml import FakeNvml
 from tests.support.fake_vllm import fake_env, vllm_program
 from tests.support.scripted import ask
@@ -631,5 +641,158 @@ def test_a_vm_ends_a_sleeping_engine_that_still_holds_the_device(tmp_path):
             await hand.phase("r-1", "stopped")
             assert not alive(gone.pid)
             await hand.expect(lambda: hand.card("gpu0").vm.attached, "the VM to have its card")
+
+    run(story(), STORY_S)
+
+
+def test_what_comes_back_no_quicker_than_it_loads_is_stopped_the_next_time(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard):
+            hand = yard.hand
+            slow = Parking(way="sleep", timeout_s=20.0)
+            await parked(hand, vllm_item("r-1", parking=slow, lag_s=4.0))
+            await stop(hand, "r-1", None)
+            back = await hand.phase("r-1", "ready", 20.0)
+            assert back.resume_s > back.load_s
+            await stop(hand, "r-1", to_park("d-2"))
+            stopped = await hand.phase("r-1", "stopped")
+            assert stopped.reason == (
+                f"drained; not parked: resuming took {back.resume_s:.1f} s,"
+                f" loading {back.load_s:.1f} s"
+            )
+
+    run(story(), STORY_S)
+
+
+def test_inv_3_an_engine_that_serves_makes_no_way_for_a_parked_copy(tmp_path):
+    async def story():
+        small = CardInfo(id="cpu", kind="cpu", memory_bytes=200 * MIB)
+        async with memory_yard(tmp_path) as yard, parks(yard, cards=(small, *GPUS)):
+            hand = yard.hand
+            serving = an_item("r-1", memory_bytes=150 * MIB)
+            await hand.plan(serving, vllm_item("r-2", memory_bytes=60 * MIB))
+            await hand.phase("r-1", "ready")
+            await hand.phase("r-2", "ready")
+            await stop(hand, "r-2", to_park())
+            stopped = await hand.phase("r-2", "stopped")
+            assert stopped.reason.endswith(" MiB, 50 MiB free")
+            assert hand.replica("r-1").phase == "ready"
+
+    run(story(), STORY_S)
+
+
+CHECKPOINT = Parking(way="checkpoint", timeout_s=10.0)
+
+
+def test_a_checkpointed_engine_comes_back_too(tmp_path):
+    async def story():
+        fake = FakeCheckpoint(tmp_path / "cuda")
+        async with (
+            memory_yard(tmp_path) as yard,
+            parks(yard, cuda_checkpoint=str(fake.program)),
+        ):
+            hand = yard.hand
+            item = an_item("r-1", launch=a_launch(parking=CHECKPOINT), cards=("gpu0",))
+            await hand.plan(item)
+            await hand.phase("r-1", "ready")
+            await hand.expect(lambda: hand.replica("r-1").pid, "its pid")
+            pid = hand.replica("r-1").pid
+            fake.uses_cuda(pid)
+            await stop(hand, "r-1", to_park())
+            gone = await hand.phase("r-1", "parked")
+            assert (gone.park_way, fake.state(pid)) == ("checkpoint", "checkpointed")
+            await stop(hand, "r-1", None)
+            await hand.phase("r-1", "ready")
+            assert fake.state(pid) == "running"
+            steps = [call.split()[0] for call in fake.calls()]
+            assert steps == ["lock", "checkpoint", "restore", "unlock"]
+
+    run(story(), STORY_S)
+
+
+def test_a_checkpoint_that_fails_is_a_process_lost(tmp_path):
+    async def story():
+        fake = FakeCheckpoint(tmp_path / "cuda")
+        async with (
+            memory_yard(tmp_path) as yard,
+            parks(yard, cuda_checkpoint=str(fake.program)),
+        ):
+            hand = yard.hand
+            item = an_item("r-1", launch=a_launch(parking=CHECKPOINT), cards=("gpu0",))
+            await hand.plan(item)
+            await hand.phase("r-1", "ready")
+            await hand.expect(lambda: hand.replica("r-1").pid, "its pid")
+            pid = hand.replica("r-1").pid
+            fake.uses_cuda(pid)
+            fake.fails("lock", "timeout")
+            await stop(hand, "r-1", to_park())
+            stopped = await hand.phase("r-1", "stopped")
+            told = f"cuda-checkpoint lock of {pid} ended with 1: timeout"
+            assert stopped.reason == f"drained; its park failed: {told}"
+            assert not alive(pid)
+            await free(hand, "gpu0", "cpu")
+
+    run(story(), STORY_S)
+
+
+def test_a_vm_gets_the_card_of_a_checkpointed_engine_which_lives_on(tmp_path):
+    async def story():
+        fake = FakeCheckpoint(tmp_path / "cuda")
+        async with (
+            memory_yard(tmp_path) as yard,
+            parks(yard, cuda_checkpoint=str(fake.program)),
+        ):
+            hand = yard.hand
+            item = an_item("r-1", launch=a_launch(parking=CHECKPOINT), cards=("gpu0",))
+            await hand.plan(item)
+            await hand.phase("r-1", "ready")
+            await hand.expect(lambda: hand.replica("r-1").pid, "its pid")
+            pid = hand.replica("r-1").pid
+            fake.uses_cuda(pid)
+            await asked(hand, VmAttach(name="windows", card="gpu0", wait_s=20.0))
+            await hand.expect(
+                lambda: (vm := hand.card("gpu0").vm) is not None and vm.attached, "its card"
+            )
+            assert hand.replica("r-1").phase == "parked"
+            await asked(hand, VmDetach(card="gpu0"))
+            back = await hand.phase("r-1", "ready")
+            assert back.pid == pid
+
+    run(story(), STORY_S)
+
+
+def test_a_node_without_cuda_checkpoint_stops_what_would_need_it(tmp_path):
+    async def story():
+        gone = str(tmp_path / "cuda-checkpoint")
+        async with memory_yard(tmp_path) as yard, parks(yard, cuda_checkpoint=gone):
+            hand = yard.hand
+            item = an_item("r-1", launch=a_launch(parking=CHECKPOINT), cards=("gpu0",))
+            await hand.plan(item)
+            await hand.phase("r-1", "ready")
+            await stop(hand, "r-1", to_park())
+            stopped = await hand.phase("r-1", "stopped")
+            told = "drained; not parked: this node has no way checkpoint to park"
+            assert stopped.reason == told
+
+    run(story(), STORY_S)
+
+
+def test_two_on_one_card_are_parked_one_after_the_other(tmp_path):
+    """One falling asleep while another does, or wakes, on the same card has crashed both."""
+
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard):
+            hand = yard.hand
+            items = [
+                vllm_item(f"r-{n}", model=f"m{n}", memory_bytes=64 * MIB, lag_s=0.6) for n in (1, 2)
+            ]
+            await hand.plan(*items)
+            for item in items:
+                await hand.phase(item.replica, "ready")
+            await hand.plan(*(replace(item, stop=to_park(f"d-{item.replica}")) for item in items))
+            states = [await hand.phase(item.replica, "parked") for item in items]
+            first, second = sorted(states, key=lambda state: state.parked_at)
+            assert second.parked_at - first.parked_at >= timedelta(seconds=0.6)
+            assert second.park_s < first.park_s + 1.0
 
     run(story(), STORY_S)

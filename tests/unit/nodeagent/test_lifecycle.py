@@ -38,6 +38,22 @@ def test_a_cold_start_and_its_idle_stop():
     assert phase == "stopped"
 
 
+def test_a_parked_replica_comes_back_as_one_that_starts():
+    phase = None
+    story = "starting ready draining parked parked starting ready draining parked stopped"
+    for step in story.split():
+        phase = next_phase(phase, f"replica.{step}")
+    assert phase == "stopped"
+
+
+def test_inv_1_a_parked_replica_is_never_ready_without_having_started_again():
+    """Ready means routed to, and what is parked answers nobody."""
+    with pytest.raises(NotAllowed, match=r"replica\.ready cannot follow parked"):
+        next_phase("parked", "replica.ready")
+    with pytest.raises(NotAllowed, match=r"replica\.parked cannot follow ready"):
+        next_phase("ready", "replica.parked")
+
+
 def test_a_step_that_is_not_in_the_table_is_a_bug_that_says_so():
     with pytest.raises(NotAllowed, match=r"replica\.ready cannot follow stopped"):
         next_phase("stopped", "replica.ready")

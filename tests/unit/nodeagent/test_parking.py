@@ -14,9 +14,11 @@ from nodeagent.domain.parking import (
     StopInstead,
     choose,
     is_back,
+    is_still,
     not_back,
     parking_of,
     ram_needed,
+    ram_of_copy,
 )
 from nodeagent.parking import weights_bytes
 from schemas.model import EngineName, Parking, ParkWay
@@ -173,6 +175,24 @@ def test_what_a_copy_was_measured_to_need_counts_more_than_any_guess():
         known_bytes=3 * GIB, host_bytes=2 * GIB, device_bytes=20 * GIB, weights_bytes=8 * GIB
     )
     assert need == int(3 * GIB * 1.1)
+
+
+def test_a_copy_has_no_less_ram_than_what_must_have_moved_there():
+    def of(way: ParkWay, weights: int | None) -> int:
+        return ram_of_copy(way, host_bytes=3 * GIB, freed_bytes=20 * GIB, weights_bytes=weights)
+
+    assert of("checkpoint", None) == 20 * GIB
+    assert of("sleep", 8 * GIB) == 8 * GIB
+    assert of("sleep", 30 * GIB) == 20 * GIB
+    assert of("sleep", GIB) == 3 * GIB
+    assert of("sleep", None) == 3 * GIB
+    assert of("command", 8 * GIB) == 3 * GIB
+
+
+def test_two_readings_agree_when_neither_card_still_moves():
+    assert is_still({"gpu0": GIB, "gpu1": GIB}, {"gpu0": GIB, "gpu1": GIB + 15 * MIB})
+    assert not is_still({"gpu0": GIB}, {"gpu0": GIB - 17 * MIB})
+    assert not is_still({}, {"gpu0": GIB})
 
 
 def test_a_card_is_back_but_for_the_engine_s_context():
