@@ -426,13 +426,10 @@ def test_flags_the_yard_sets_are_refused_to_a_vllm_profile(flag: str) -> None:
 
 def test_a_vllm_profile_needs_weights_and_brings_no_command() -> None:
     assert read(entry(vllm("--max-model-len", "4096"))).profiles[0].engine == "vllm"
-    assert any(
-    both = vllm() | {"command": "x"}
-    assert any("makes its own command line" in s for _, s in problems(entry(both)))
-    )
-    assert any(
-        "makes its own command line" in s for _, s in problems(entry(vllm() | {"command": "x"}))
-    )
+    without = problems(entry(vllm()) | {"source": ""})
+    assert any("needs the entry's `source`" in said for _, said in without)
+    both = problems(entry(vllm() | {"command": "x"}))
+    assert any("makes its own command line" in said for _, said in both)
 
 
 def test_a_replica_may_take_several_cards() -> None:
