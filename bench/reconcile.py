@@ -31,8 +31,12 @@ from tests.support.worlds import GIB, SETTINGS, T0, Yard, counting_ids, model
 CARDS = 8
 
 
-def build(nodes: int, models: int, cold: int) -> Yard:
-    """Everything placed and idle clocks running; `cold` models more have no replica."""
+def build(nodes: int, models: int, cold: int, held_gib: int = 22) -> Yard:
+    """Everything placed and idle clocks running; `cold` models more have no replica.
+
+    Each replica holds `held_gib` of the 80 GiB of its card.
+    """
+    held = held_gib * GIB
     y = Yard()
     for n in range(nodes):
         node = f"n{n:04d}"
@@ -66,13 +70,13 @@ def build(nodes: int, models: int, cold: int) -> Yard:
                 replica=id_,
                 launch=launch,
                 cards=(card,),
-                memory_bytes=22 * GIB,
+                memory_bytes=held,
                 decided_at=T0,
                 cause="bench",
             )
         )
         leases.setdefault((node, card), []).append(
-            Lease(holder=id_, memory_bytes=22 * GIB, fence=1, since=T0)
+            Lease(holder=id_, memory_bytes=held, fence=1, since=T0)
         )
         y.append(
             "replica",
@@ -91,7 +95,7 @@ def build(nodes: int, models: int, cold: int) -> Yard:
                 epoch=1,
                 cards=(card,),
                 card_kind="gpu",
-                memory_bytes=22 * GIB,
+                memory_bytes=held,
                 started_at=T0,
                 ready_at=T0,
                 was_ready=True,

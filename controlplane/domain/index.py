@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from heapq import heappop, heappush
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ ITEM_BYTES: Final = 1536
 _LONG_PLAN: Final = 16
 """Items a plan has before it can be full: none is larger than an entry may be."""
 
+_CHANGES_JUDGED: Final = 256
+"""After more changes than this, judging afresh is no dearer than looking at each of them."""
+
 _CHANGES_KEPT: Final = 4096
 """Changed cards remembered; a verdict older than that is judged afresh."""
 
@@ -41,7 +44,7 @@ class Alarms:
     def set(self, name: str, at: datetime | None) -> None:
         if at is None:
             self._at.pop(name, None)
-        elif self._at.get(name) != at:
+        elif (known := self._at.get(name)) is not at and known != at:
             self._at[name] = at
             heappush(self._heap, (at, name))
 
@@ -70,7 +73,8 @@ class StepIndex:
     when time alone may change that, `idle` when a model may have been idle for long enough. `short`
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
     `waits` are placement's verdicts, each with the place in `changes` it was judged at: which cards changed
-    since says whether it holds. `drains` is placement's order of victims for one set of beacons.
+    since says whether it holds. `drains` is placement's order of victims for one set of beacons. `rests` are
+    models found at rest, `demands` what models without replicas are short of, each with what it was judged by.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
     those of them somebody asked for in vain. `jobs` and `files` are those to look at again, `job_wake` and
     `file_wake` say when time alone may change something for them; `needs` is who needs which file.
@@ -101,6 +105,9 @@ class StepIndex:
         self.changes: list[CardKey] = []
         self.changes_from = 0
         self.drains: object = None
+        self._recent: tuple[tuple[int, int], Sequence[Room] | None] | None = None
+        self.demands: dict[str, tuple[Any, ...]] = {}
+        self.rests: dict[str, tuple[Any, ...]] = {}
         self.needs = Needs()
         self.jobs: set[str] = set()
         self.files: set[str] = set()
@@ -153,8 +160,10 @@ class StepIndex:
 
     def settle(self, name: str, idle_at: datetime | None) -> None:
         """Nothing is to be done for a model, until it may be idle."""
-        for names in (self.dirty, self.blocked, self.unserved, self.short):
-            names.discard(name)
+        self.dirty.discard(name)
+        for names in (self.blocked, self.unserved, self.short):
+            if names:
+                names.discard(name)
         self.idle.set(name, idle_at)
         self.wake.set(name, None)
 
@@ -342,6 +351,22 @@ class StepIndex:
     def change(self) -> int:
         """The number of the next change of a card."""
         return self.changes_from + len(self.changes)
+
+    def rooms_since(self, world: World, change: int) -> Sequence[Room] | None:
+        """The rooms of cards that changed from that number on; None when that is forgotten, were many, or one
+        is gone. Many who wait ask for the same, one after another."""
+        key = (change, self.change)
+        if self._recent is not None and self._recent[0] == key:
+            return self._recent[1]
+        changed = self.changed_since(change)
+        rooms: Sequence[Room] | None = None
+        if changed is not None and len(changed) <= _CHANGES_JUDGED:
+            known = self.book(world).rooms
+            found = [known.get(where) for where in dict.fromkeys(changed)]
+            rooms = [room for room in found if room is not None]
+            rooms = rooms if len(rooms) == len(found) else None
+        self._recent = (key, rooms)
+        return rooms
 
     def changed_since(self, change: int) -> Sequence[CardKey] | None:
         """Cards that changed from that number on, some more than once; None when that is forgotten."""

@@ -48,6 +48,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     parked_refused: Collection[str]
     """Parked replicas whose resume was refused, their cards being as they were."""
     claimed: Collection[CardKey]
+    needed: tuple[dict[str, int], ...]
+    """Of each profile, in the order of the entry: bytes on a card of each kind."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -200,10 +202,15 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
 
 def facts_of(scene: Scene, demand: Demand, claimed: Collection[CardKey]) -> Facts:
     refused, parked = _refused(scene, demand.model.name)
+    known = scene.world.records.get(demand.model.name)
     return Facts(
         demand=demand,
         waited_s=scene.age_s(demand.wanted_at),
-        known=scene.world.records.get(demand.model.name),
+        known=known,
+        needed=tuple(
+            {kind: memory.needed_bytes(profile, kind, known) for kind in ("cpu", "gpu")}
+            for profile in demand.model.profiles
+        ),
         refused=refused,
         parked_refused=parked,
         claimed=claimed,
@@ -246,7 +253,7 @@ def _is_at(scene: Scene, node: str, card: str, rev: int) -> bool:
 def judge(scene: Scene, facts: Facts, place: int, room: Room) -> Found:
     """The candidate of the `place`-th profile on this one card."""
     profile = facts.demand.model.profiles[place]
-    needed = memory.needed_bytes(profile, room.kind, facts.known)
+    needed = facts.needed[place][room.kind]
     part = judge_part(scene, facts, profile, room, needed)
     return Found(
         profile=profile,
@@ -448,7 +455,7 @@ def judge_set(scene: Scene, facts: Facts, place: int, node: str) -> Found:
     for where in scene.index.cards_at(node):
         room = scene.index.room(scene.world, where)
         assert room is not None
-        needed = memory.needed_bytes(profile, room.kind, facts.known)
+        needed = facts.needed[place][room.kind]
         parts.append(judge_part(scene, facts, profile, room, needed))
 
     def key(part: Part) -> tuple[object, ...]:

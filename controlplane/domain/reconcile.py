@@ -60,11 +60,26 @@ def demands_of(scene: Scene, name: str) -> list[Demand]:
     """What the model is short of: one for each card it is asked for on, and one for any card.
 
     They stand in line each for itself: one that waits for its card is in nobody's way. A replica of an older
-    revision still serves but does not count: its successor is wanted too.
+    revision still serves but does not count: its successor is wanted too. A parked one does not count: it
+    comes back where placement says.
     """
     model = scene.world.models.get(name)
     if model is None or is_off(model):
         return []
+    if scene.index.items_of.get(name):
+        return _demands_of(scene, model)
+    # Many may wait without a replica: what they are short of is known as long as nothing of it changes.
+    asked = scene.activations_of(name)
+    known = scene.index.demands.get(name)
+    if known is not None and known[0] is model and known[1] == asked:
+        return known[2]
+    demands = _demands_of(scene, model)
+    scene.index.demands[name] = (model, asked, demands)
+    return demands
+
+
+def _demands_of(scene: Scene, model: Model) -> list[Demand]:
+    name = model.name
     activations = [a for a in scene.activations_of(name) if is_demanded(a, model)]
     held = scene.holds_of(name)
     current = [

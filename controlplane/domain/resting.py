@@ -4,12 +4,15 @@ A shortcut, not a rule: it says yes only where `upkeep` and `reconcile` would fi
 whatever it does not know at a glance it leaves to them. It must never say yes where one of them acts.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 
 from controlplane.domain import record
+from controlplane.domain.planned import Planned
 from controlplane.domain.scene import ANY, Scene
+from schemas.model import Model
 
 _ONLY_ANY = {ANY}
 
@@ -36,6 +39,41 @@ def at_rest(scene: Scene, name: str) -> Rest | None:
     items = index.items_of.get(name)
     if model is None or items is None or len(items) != 1:
         return None
+    known = index.rests.get(name)
+    if known is not None and len(index.scopes_of[name]) == 1:
+        rest, entry, planned, id_, replica, activation, about, node = known
+        # Nothing it was judged by is another one than it was then.
+        if (
+            entry is model
+            and items.get(id_) is planned
+            and world.replicas.get(id_) is replica
+            and world.activations.get((name, ANY)) is activation
+            and world.records.get(name) is about
+            and world.nodestates.get(planned.node) is node
+        ):
+            return rest
+    rest = _judged(scene, model, items)
+    if rest is None:
+        index.rests.pop(name, None)
+        return None
+    ((id_, planned),) = items.items()
+    index.rests[name] = (
+        rest,
+        model,
+        planned,
+        id_,
+        world.replicas[id_],
+        world.activations[(name, ANY)],
+        world.records[name],
+        world.nodestates.get(planned.node),
+    )
+    return rest
+
+
+def _judged(scene: Scene, model: Model, items: Mapping[str, Planned]) -> Rest | None:
+    world = scene.world
+    index = scene.index
+    name = model.name
     scaling = model.scaling
     if scaling.max < 1 or scaling.min > 1 or index.scopes_of.get(name) != _ONLY_ANY:  # 1
         return None

@@ -90,15 +90,9 @@ class Room(Struct, frozen=True, kw_only=True):
     each became ready, in seconds since the epoch."""
     has_leases: bool = False
     has_residue: bool = False
-
-    @property
-    def where(self) -> CardKey:
-        return (self.node, self.card)
-
-    @property
-    def key(self) -> RoomKey:
-        """The order of ties: place in its node, least recently given, node, card."""
-        return (self.order, self.given_at or LONG_AGO, self.node, self.card)
+    where: CardKey
+    key: RoomKey
+    """The order of ties: place in its node, least recently given, node, card."""
 
 
 class Counts(Protocol):
@@ -120,6 +114,9 @@ def make_room(
     card = world.cards.get((node, info.id))
     if card is None:
         card = Card(node=node, id=info.id, kind=info.kind, memory_bytes=info.memory_bytes, rev=0)
+    if not items and not card.leases and not card.waiters:
+        free = card.memory_bytes - card.other_bytes
+        return _room(world, card, info, order, free, (), given_at, models)
     found = {h.id: h for h in _of_items(world, card, items)}
     measured: dict[str, int] = {}
     for planned in items.values():
@@ -220,6 +217,8 @@ def _room(
         drainable=tuple(drainable),
         has_leases=any(h.kind == "lease" and not h.stays for h in holders),
         has_residue=any(h.kind == "parked" and not h.stopping for h in holders),
+        where=(card.node, info.id),
+        key=(order, given_at or LONG_AGO, card.node, info.id),
     )
 
 

@@ -5,12 +5,10 @@ what judging everything would find, and a test holds it to that. It never choose
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heappush
 from itertools import groupby
 from typing import Final, Protocol
 
-from controlplane.domain import memory
-from controlplane.domain.holders import used_at_s
 from controlplane.domain.judging import Demand, Facts, Found, judge
 from controlplane.domain.rooms import LONG_AGO, CardKey, Room, RoomKey
 from controlplane.domain.scene import ANY, Scene
@@ -44,20 +42,34 @@ class Drains:
             for id_, told in agent.replicas.items():
                 if told.counters.inflight:
                     self._busy.add(id_)
+        self._now_s = scene.now.timestamp()
+        self._uses = [(g.last_use_age_s, g.age_s) for g in scene.live.gateways]
         book = scene.index.book(scene.world)
-        self._heap = [self._entry(scene, room) for room in book.drainable.values()]
+        self._heap = [self._entry(room) for room in book.drainable.values()]
         heapify(self._heap)
         self._sorted: list[tuple[_Bound, Room]] = []
 
     def is_for(self, scene: Scene) -> bool:
         return self._live is scene.live and self._now == scene.now
 
-    def _entry(self, scene: Scene, room: Room) -> tuple[_Bound, CardKey]:
-        least = min(
-            (id_ in self._busy, used_at_s(scene, model, ready_at_s))
-            for id_, model, ready_at_s in room.drainable
-        )
-        return (*least, room.key), room.where
+    def _entry(self, room: Room) -> tuple[_Bound, CardKey]:
+        """The least a candidate there can come to. Thousands are made for each set of beacons, so this spells
+        out what holders.used_at_s and a `min` over the replicas would say."""
+        least_busy, least_used_s = True, float("inf")
+        for id_, model, used_s in room.drainable:
+            for ages, beacon_age_s in self._uses:
+                age_s = ages.get(model)
+                if age_s is not None:
+                    at_s = self._now_s - (age_s + beacon_age_s)
+                    if at_s > used_s:
+                        used_s = at_s
+            is_busy = id_ in self._busy
+            if is_busy == least_busy:
+                if used_s < least_used_s:
+                    least_used_s = used_s
+            elif least_busy:
+                least_busy, least_used_s = False, used_s
+        return (least_busy, least_used_s, room.key), room.where
 
     def in_order(self, scene: Scene) -> Iterator[tuple[_Bound, Room]]:
         """Cards with the least their candidate could come to: requests on its victims, their last use."""
@@ -67,12 +79,12 @@ class Drains:
             self.__init__(scene)
             changed = ()
         if changed:
-            fresh = sorted({where for where in changed if where in rooms})
-            self._heap.extend(self._entry(scene, rooms[where]) for where in fresh)
+            for where in {where for where in changed if where in rooms}:
+                heappush(self._heap, self._entry(rooms[where]))
             # What was sorted already goes back: a card that changed may come before it.
-            self._heap.extend((bound, room.where) for bound, room in self._sorted)
+            for bound, room in self._sorted:
+                heappush(self._heap, (bound, room.where))
             self._sorted.clear()
-            heapify(self._heap)
             self._change = scene.index.change
         yield from self._sorted
         while self._heap:
@@ -140,7 +152,7 @@ def _rooms_at_once(scene: Scene, facts: Facts, place: int, rank: int) -> Iterabl
     book = scene.index.book(scene.world)
     kinds = [kind for kind in ("cpu", "gpu") if kind in profile.card]
     named = scene.index.matching(profile.card)
-    needed = {kind: memory.needed_bytes(profile, kind, facts.known) for kind in ("cpu", "gpu")}
+    needed = facts.needed[place]
     if not kinds and len(named) <= PATTERNS_LISTED:
         rooms = [book.rooms[where] for where in named]
         rooms = [r for r in rooms if r.free_bytes >= needed[r.kind] and r.is_free == (rank == 2)]
@@ -193,9 +205,7 @@ def _drained(scene: Scene, facts: Facts, judged: list[Found]) -> Found | None:
     failed: list[Found] = []
 
     def one(place: int, room: Room, least: int) -> Found | None:
-        profile = facts.demand.model.profiles[place]
-        needed = memory.needed_bytes(profile, room.kind, facts.known)
-        if least < needed or room.where in facts.claimed:
+        if least < facts.needed[place][room.kind] or room.where in facts.claimed:
             return None
         found = judge(scene, facts, place, room)
         judged.append(found)

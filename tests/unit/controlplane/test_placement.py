@@ -25,7 +25,7 @@ from controlplane.domain.scene import MOST_STATE_BYTES, Scene
 from events.log import Broken
 from events.subjects import event_subject
 from schemas.commands import ModelLoad, NodeCordon
-from schemas.model import Model, ModelChanged, Profile
+from schemas.model import Model, ModelChanged
 from schemas.node import EngineInfo, NodeChanged
 from schemas.record import Failures, Measured, Record, RecordMeasured
 from schemas.replica import ReplicaStopped
@@ -337,14 +337,9 @@ def test_memory_that_was_not_read_back_counts_as_use() -> None:
 
 def test_a_profile_of_several_cards_needs_a_node_that_has_them() -> None:
     y = yard(gpu0=8, gpu1=8)
-    verdict = placed(y, model("a", profiles=[Profile(**_fields(cards=3))]))
+    verdict = placed(y, model("a", profiles=[profile(cards=3)]))
     assert isinstance(verdict, NoRoom)
     assert "n1: needs 3 cards at once, 2 of 2 would do" in verdict.report.misses[0].reason
-
-
-def _fields(**fields: object) -> dict[str, object]:
-    base = profile()
-    return {name: getattr(base, name) for name in base.__struct_fields__} | fields
 
 
 def test_a_victim_whose_demand_cannot_be_ended_is_left_alone() -> None:
