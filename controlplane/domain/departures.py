@@ -5,6 +5,7 @@ It moves activations alone; who goes, and why, was decided by its caller.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from controlplane.domain import activation as moves
 from controlplane.domain.decision import Change
@@ -12,6 +13,9 @@ from controlplane.domain.index import Planned
 from controlplane.domain.scene import Hold, Scene, is_demanded, is_in_scope
 from schemas.activation import ActivationEvent, ActivationIdle, ActivationReady, ActivationWanted
 from schemas.model import Model
+
+PLACED: Final[frozenset[str]] = frozenset({"placing", "loading", "ready"})
+"""Phases of a demand that counts on a replica."""
 
 Held = Sequence[tuple[Planned, Hold]]
 
@@ -23,7 +27,7 @@ def deserted(
 
     a. another one of the scope is there: nothing, the demand follows it;
     b. its own node ended or parked it while nobody waited for it (`by_node`): idle, who needs it asks again;
-    c. anything else, and what a `load --for` holds: wanted again.
+    c. anything else, and what a `load --for` holds: wanted again; one that is in line for room stays there.
     """
     changes: list[Change] = []
     for activation in scene.activations_of(model.name) if model is not None else ():
@@ -37,7 +41,7 @@ def deserted(
         if by_node and activation.phase == "ready" and not is_held:  # b
             event: ActivationEvent = ActivationIdle(cause="stopped")
             changes.append(moves.move(activation, event, scene.now, why, replicas=1))
-        elif activation.phase != "wanted":  # c
+        elif activation.replica == planned.item.replica or activation.phase in PLACED:  # c
             event = ActivationWanted(by=planned.item.replica)
             changes.append(moves.move(activation, event, scene.now, why))
     return changes

@@ -277,9 +277,12 @@ def is_somewhere(scene: Scene, scope: str) -> bool:
     """Whether a scope is `any`, or the card it names is in the inventory of its node."""
     if scope == ANY:
         return True
-    name, _, card = scope.partition("~")
-    node = scene.world.nodes.get(name)
-    return node is not None and any(info.id == card for info in node.cards)
+    # Names may hold a `~` themselves: every way to read the scope is tried.
+    for at in (place for place, sign in enumerate(scope) if sign == "~"):
+        node = scene.world.nodes.get(scope[:at])
+        if node is not None and any(info.id == scope[at + 1 :] for info in node.cards):
+            return True
+    return False
 
 
 def forgotten(scene: Scene, name: str) -> Decision | None:

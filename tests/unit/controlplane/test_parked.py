@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
 from schemas.activation import ActivationReady
-from schemas.commands import ModelLoad, ModelScale, ModelUnload
+from schemas.commands import CatalogApply, ModelLoad, ModelScale, ModelUnload
 from schemas.model import ModelChanged, ModelDeleted
 from schemas.plan import PlanItem
 from schemas.replica import ReplicaDraining, ReplicaParked, ReplicaReady, ReplicaWaiting
@@ -564,3 +564,24 @@ def test_a_new_leader_decides_alike_with_parked_replicas() -> None:
     y.end_claim("n1", y.world.replicas[id_].cards[0])
     y.advance(60)
     assert not any(y.waiting.values())
+
+
+def test_who_waits_behind_a_kept_card_stays_in_line_while_a_replica_leaves_another() -> None:
+    y = parking_yard(gpu0=8).add(model("a", 6, minimum=1, maximum=1))
+    y.until(lambda: y.ready("a"), 20)
+    y.request("a", stream_s=30)
+    y.claim()
+    y.turn()
+    [id_] = [i.replica for _, i in y.items()]
+    assert y.world.replicas[id_].phase == "draining"
+    y.do(ModelLoad(model="a"))
+    y.advance(5)
+    assert (y.phase("a"), y.activation("a").kept) == ("waiting", True)
+    assert y.world.replicas[id_].phase == "draining"
+
+
+def test_what_changes_of_parked_copies_is_told_before_it_is_done() -> None:
+    y = parking_yard().add(model("a", idle_s=30))
+    id_ = parked(y)
+    outcome = y.do(CatalogApply(entries=[], prune=True, dry_run=True))
+    assert f"  {id_} on n1 is parked, and stops" in outcome.lines
