@@ -126,6 +126,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
             _first_seen.setdefault(pid, item.nodeid)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """All fixtures are torn down by now; whoever still runs was forgotten."""
     for pid in started_here():

@@ -11,18 +11,28 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import httpx
 
-from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
+from controlplane.ctl.supervisor import become_subreaper, bury_orphans
 from controlplane.ctl.up import RunningYard, UpOptions, start_yard
 from events.log import EventLog, Recorded
+from tests.support.ctl_server import CtlServer
 from tests.support.logs import open_admin_log
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTED = ROOT / "tests" / "engines" / "scripted.py"
 SMOLLM2 = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+CTL = CtlServer()
+
+
+def read_whole(file: IO[bytes]) -> str:
+    """What another process wrote there."""
+    file.seek(0)
+    return file.read().decode()
 
 
 def scripted_model(name: str, *flags: str, **more: Any) -> dict[str, Any]:
@@ -138,7 +148,7 @@ class SystemYard:
         return self.events[-1].seq if self.events else 0
 
     async def ctl(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
-        """Runs yardctl as a person would; returns what it printed on stdout."""
+        """Runs yardctl as a person would (in a fork: tests/support/ctl_server.py); what it printed on stdout."""
         out, _ = await self.told(*arguments, expect=expect, stdin=stdin)
         return out
 
@@ -146,18 +156,15 @@ class SystemYard:
         self, *arguments: str, expect: int = 0, stdin: str | None = None
     ) -> tuple[str, str]:
         """As `ctl`, with what it printed on stderr besides."""
-        process = await asyncio.create_subprocess_exec(
-            *python_argv("controlplane.ctl", *arguments),
-            env={**os.environ, "YARD_DATA": str(self.data)},
-            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await process.communicate(stdin.encode() if stdin is not None else None)
-        assert process.returncode == expect, (
-            f"yardctl {arguments}: {process.returncode}\n{out.decode()}\n{err.decode()}"
-        )
-        return out.decode(), err.decode()
+        environment = {**os.environ, "YARD_DATA": str(self.data)}
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+            given.write((stdin or "").encode())
+            given.seek(0)
+            files = (given.fileno(), out.fileno(), err.fileno())
+            status = await CTL.call(arguments, environment, files)
+            said = [read_whole(file) for file in (out, err)]
+        assert status == expect, f"yardctl {arguments}: {status}\n{said[0]}\n{said[1]}"
+        return said[0], said[1]
 
     async def add(self, *entries: dict[str, Any]) -> None:
         """Applies these catalog entries."""
