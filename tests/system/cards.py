@@ -14,8 +14,11 @@ from typing import Any
 
 import httpx
 
+from controlplane.ctl.cardsocket import ask_here
+from controlplane.ctl.connect import find_place
 from events.log import Recorded
 from schemas.card import Card
+from schemas.cardasks import CardAnswer, CardAsk
 from tests.support.aio import until
 from tests.system.yard import SMOLLM2, SystemYard, chat, scripted_model
 
@@ -40,7 +43,8 @@ def smol(name: str, *cards: str, **more: Any) -> dict[str, Any]:
     """SmolLM2 on llama.cpp with one entry for each of these cards, in this order; it fills most of one."""
     profile = {
         "engine": "llamacpp",
-        "args": ["--ctx-size", "2048"],
+        # One thread: several wait for each other by spinning, which a busy machine punishes.
+        "args": ["--ctx-size", "2048", "--threads", "1"],
         "memory": "1500MiB",
         **more.pop("profile", {}),
     }
@@ -104,6 +108,11 @@ def last_replica(yard: SystemYard, model: str) -> Recorded:
     return [e for e in yard.events if e.noun == "replica" and e.state and e.state.model == model][
         -1
     ]
+
+
+async def asked(yard: SystemYard, body: CardAsk) -> CardAnswer:
+    """The last answer to an ask over the socket, as yardctl gets it, without the start of a program."""
+    return await ask_here(find_place(data=yard.data), body, lambda _: None)
 
 
 def starts_of(yard: SystemYard, model: str) -> list[Recorded]:

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from controlplane.ctl.cardasking import new_id
-from controlplane.ctl.cardsocket import ask_here
-from controlplane.ctl.connect import Place, find_place
 from schemas.card import PRIORITIES
-from schemas.cardasks import CardAnswer, CardAsk, ClaimEnd, ClaimStart, LeaseAcquire, LeaseRelease
+from schemas.cardasks import CardAsk, ClaimEnd, ClaimStart, LeaseAcquire, LeaseRelease
 from tests.support.aio import run
 from tests.system.cards import (
     CARD_BYTES,
     CARDS,
     answered_on,
+    asked,
     assert_nothing_double,
     back,
     card_is,
@@ -37,15 +36,6 @@ from tests.system.yard import SystemYard, client, system_yard
 PARTS = ("nodeagent", "controlplane", "nats")
 ASKERS = 8
 TURNS = 4
-
-
-def place_of(yard: SystemYard) -> Place:
-    return find_place(data=yard.data)
-
-
-async def asked(yard: SystemYard, ask: CardAsk) -> CardAnswer:
-    """The last answer to an ask over the socket, as yardctl gets it, without the start of a program."""
-    return await ask_here(place_of(yard), ask, lambda _: None)
 
 
 def a_lease(name: str, *cards: str, **more: Any) -> LeaseAcquire:
