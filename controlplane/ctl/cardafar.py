@@ -45,6 +45,11 @@ async def ask_on(
             return answer
         tell(answer)
         return await _followed(follower, wire, node, body, tell)
+    except asyncio.CancelledError:
+        # Also when the first answer is still on its way: the agent may have heard the ask.
+        with contextlib.suppress(NotKnownYet):
+            await _take_back(wire, node, body)
+        raise
     finally:
         await follower.close()
 
@@ -61,7 +66,7 @@ async def _first_look(follower: Follower) -> None:
 async def _followed(
     follower: Follower, wire: Wire, node: str, body: Waits, tell: Tell
 ) -> CardAnswer:
-    """Follows until it is granted or over; whoever leaves before takes the place back."""
+    """Follows until it is granted or over."""
     try:
         async with asyncio.timeout(body.wait_s + LATE_S):
             fate = await _fate(follower, body, tell)
@@ -70,10 +75,6 @@ async def _followed(
         raise NotKnownYet(
             f"{_id_of(body)}: the agent of {node} did not say what became of it: yardctl lease list"
         ) from None
-    except asyncio.CancelledError:
-        with contextlib.suppress(NotKnownYet):
-            await _take_back(wire, node, body)
-        raise
     if fate is not None:
         return accepted(fate)
     # An ask repeated under its id has no second effect: this one brings what is needed to use it.

@@ -9,7 +9,7 @@ from schemas.cardasks import CardAnswer, CardAsk, LeaseAcquire, LeaseRelease, Vm
 LATE_S: Final = 15.0
 """The agent ends a wait by itself; this much later its word is not awaited any more."""
 
-TAKE_BACK_S: Final = 3.0
+TAKE_BACK_S: Final = 5.0
 
 NOT_READY: Final = "yard_unavailable"
 

@@ -240,6 +240,27 @@ def test_who_leaves_takes_the_place_back(body: CardAsk, back: CardAsk) -> None:
     tell(story)
 
 
+def test_who_leaves_before_the_first_answer_takes_it_back_too() -> None:
+    async def story(node: Node) -> None:
+        held = asyncio.Event()
+
+        async def slow(request: CardRequest) -> CardAnswer:
+            node.asked.append(request.ask)
+            if isinstance(request.ask, LeaseAcquire):
+                await held.wait()
+            return CardAnswer(status="done")
+
+        await node.wire.serve(WHAT, "n2", CardRequest, slow)
+        asking = asyncio.create_task(ask_on(node.log, node.wire, "n2", LEASE, node.told.append))
+        await until(lambda: node.asked == [LEASE], "the ask is heard")
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        assert node.asked == [LEASE, LeaseRelease(what=LEASE.id)]
+
+    tell(story)
+
+
 def test_an_agent_that_never_says_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cardafar, "LATE_S", 0.05)
 
