@@ -129,7 +129,7 @@ class Engine:
         self.running = 0
         self.waiting = 0
         names = ("completions", "asked_asleep", "finished", "aborted", "tokens", "sleeps", "wakes")
-        names += ("connections",)
+        names += ("connections", "metrics_asleep")
         self.counters: dict[str, int] = dict.fromkeys(names, 0)
 
     def count(self, name: str) -> None:
@@ -251,6 +251,8 @@ class Connection(BaseHTTPRequestHandler):
         self.send(200, {"object": "list", "data": self.engine.cards()})
 
     def metrics(self) -> None:
+        if self.engine.going:
+            self.engine.count("metrics_asleep")
         self.send(200, self.engine.metrics(), "text/plain; version=0.0.4; charset=utf-8")
 
     def counters(self) -> None:
