@@ -299,7 +299,8 @@ class Gateway:
         table = self.table
         assert table is not None, "changes come after a table"
         table.advance(position)
-        touched: dict[str, None] = {}
+        touched: set[str] = set()
+        everybody = False
         draining = False
         for change in changes:
             match change:
@@ -307,7 +308,7 @@ class Gateway:
                     known = after or before
                     if known is None:
                         continue
-                    touched[known.model] = None
+                    touched.add(known.model)
                     draining = draining or (after is not None and after.phase == "draining")
                     self._abort_lost(known.id, after)  # 1
                     if after is not None and after.phase in RESTED:
@@ -319,14 +320,16 @@ class Gateway:
                     if after is not None and after.phase == "failed":
                         self._failed(after, change.seq)
                 case ModelTouched(model=model):
-                    touched[model] = None
+                    touched.add(model)
                     if model not in table.models:
                         self._forget_model(model)
                 case NodeTouched():
-                    touched.update(dict.fromkeys(m for m, _ in self.room.waited_for()))
+                    everybody = True
                     self.on_node()
-        for model in touched:
-            self.settle_model(model)  # 2
+        # In one pass: a node's event must not cost everybody who waits times all models.
+        for key in self.room.waited_for():
+            if everybody or key[0] in touched:
+                self._settle(key)  # 2
         if draining:
             self.on_edge(True)  # 3
 

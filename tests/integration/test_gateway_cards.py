@@ -629,7 +629,7 @@ def test_inv_5_a_stream_at_an_engine_that_is_parked_ends_with_an_error_frame(
             assert frame["error"]["message"] == (
                 "the engine r-gpu0 was parked: lease l-1 wants gpu0"
             )
-            await until(lambda: engine.aborted == 1, "the engine's request to be closed")
+            await until(lambda: engine.running == 0, "the engine's request to be closed")
             nothing_left(gateway)
 
     run(story())
