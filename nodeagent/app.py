@@ -28,31 +28,23 @@ from nodeagent import memory
 from nodeagent.agent import Agent, Around, Unreadable
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
-from nodeagent.cards.meter import CardMeter, counted_on
 from nodeagent.cards.nvml import Nvml
 from nodeagent.cards.provider import Provider
-from nodeagent.cards.static import Static
-from nodeagent.cards_rpc import WHAT, CardsRpc
-from nodeagent.desk import Desk
+from nodeagent.cardwiring import beside, meter_of
 from nodeagent.domain.assignments import needed_keys
 from nodeagent.domain.inventory import BadInventory, cards_of, given_out
-from nodeagent.domain.line import Change
 from nodeagent.domain.ports import PortBook
-from nodeagent.door import Door
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
 from nodeagent.drivers.llamacpp import LlamacppDriver
 from nodeagent.drivers.vllm import VllmDriver
 from nodeagent.files.fetches import Files
 from nodeagent.fleet import Fleet
-from nodeagent.givingback import NamedEndings
 from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import Launcher
 from nodeagent.parkbook import ParkBook, told_of, ways_of
 from nodeagent.reporter import Deposed, Reporter
 from nodeagent.tools import Tools
-from schemas.card import CardVmAttached, CardVmDetached
-from schemas.cardasks import CardRequest
 from schemas.model import EngineName
 from schemas.node import Node
 from schemas.settings import NodeagentSettings
@@ -185,7 +177,6 @@ async def open_agent(
                 now=utc_now,
             )
             meter = meter_of(node, books, launcher, gpus, settings.card_look_s)
-            books.on_cards(partial(look_at_vms, meter))
             gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
             files = Files(
                 files_folder or folder / "files",
@@ -224,15 +215,6 @@ async def open_agent(
                 now=utc_now,
                 settings=settings,
             )
-            desk = Desk(
-                books=books,
-                fleet=fleet,
-                environment=meter.environment,
-                settings=settings,
-                now=utc_now,
-            )
-            named = NamedEndings(books, meter)
-            door = Door(desk, folder, node.id)
             yield Agent(
                 Around(
                     log=log,
@@ -255,12 +237,14 @@ async def open_agent(
                     endings_after_s=times.endings_after_s,
                     endings_look_s=times.endings_look_s,
                     leave_s=times.leave_s,
-                    beside=(
-                        meter.run,
-                        named.run,
-                        desk.run,
-                        partial(keep_open, door),
-                        partial(serve_cards, wire, desk, node.id),
+                    beside=beside(
+                        node.id,
+                        folder,
+                        wire=wire,
+                        books=books,
+                        fleet=fleet,
+                        meter=meter,
+                        settings=settings,
                     ),
                 )
             )
@@ -269,48 +253,6 @@ async def open_agent(
             if gpus is not None:
                 gpus.close()
             await journal.close()
-
-
-def look_at_vms(meter: CardMeter, changes: tuple[Change, ...]) -> None:
-    """A card that is handed to a VM is let go at once: a machine that has it open cannot give it away."""
-    if any(isinstance(change.event, CardVmAttached | CardVmDetached) for change in changes):
-        meter.look_soon()
-
-
-async def keep_open(door: Door) -> None:
-    """Answers asks on this machine until cancelled."""
-    await door.open()
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await door.close()
-
-
-async def serve_cards(wire: Wire, desk: Desk, node: str) -> None:
-    """Answers asks from other machines until cancelled."""
-    serving = await wire.serve(WHAT, node, CardRequest, CardsRpc(desk, node).answer)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await serving.close()
-
-
-def meter_of(
-    node: Node, books: Books, launcher: Launcher, gpus: Provider | None, look_s: float
-) -> CardMeter:
-    """The meter over all cards of the node."""
-    own = Static(
-        [info for info in node.cards if info.provider != "nvml"],
-        lambda: counted_on(dict(books.cards)),
-    )
-    return CardMeter(
-        infos=node.cards,
-        providers=(own,) if gpus is None else (own, gpus),
-        census=launcher.census,
-        cards=lambda: books.cards,
-        tell=lambda reading: books.reading(reading, utc_now()),
-        look_s=look_s,
-    )
 
 
 @dataclass(slots=True)
