@@ -163,8 +163,9 @@ class Door:
                 raise _Refused(codes.CONFLICT, "too many others ask this node at the moment")
             if peer.uid not in (os.getuid(), 0):
                 raise _Refused(codes.NOT_HERE, "only the agent's own user may ask here")
-            while await self._converse(reader, writer, peer):
-                pass
+            asked = False
+            while await self._converse(reader, writer, peer, asked):
+                asked = True
         except _Refused as refused:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await self._write(writer, refused.answer)
@@ -183,10 +184,10 @@ class Door:
             writer.close()
 
     async def _converse(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, asked: bool
     ) -> bool:
         """One ask and its answers. False when the asker has no more; raises _Refused when it is bad."""
-        line = await self._line(reader)
+        line = await self._line(reader, asked)
         if line is None:
             return False
         try:
@@ -210,11 +211,14 @@ class Door:
             log.info("card ask refused", extra={"code": answer.code, "sentence": answer.sentence})
         return True
 
-    async def _line(self, reader: asyncio.StreamReader) -> bytes | None:
+    async def _line(self, reader: asyncio.StreamReader, asked: bool) -> bytes | None:
+        """None when no ask comes any more; one who has `asked` before need not say so."""
         try:
             async with asyncio.timeout(self._first_s):
                 return await reader.readuntil(b"\n")
         except TimeoutError:
+            if asked:
+                return None
             raise _Refused(codes.INVALID, f"no ask came within {self._first_s:g} s") from None
         except asyncio.LimitOverrunError:
             raise _Refused(

@@ -21,6 +21,7 @@ Options = Callable[[Any], Any]
 ACQUIRE_S: Final = 60.0
 RUN_S: Final = 3600.0
 ATTACH_S: Final = 300.0
+PATIENT_S: Final = 86400.0
 
 
 class Bytes(click.ParamType):
@@ -70,8 +71,10 @@ def register(
             "wait_s",
             type=duration,
             default=f"{default_s:g}s",
+            is_flag=False,
+            flag_value=f"{PATIENT_S:g}s",
             show_default=True,
-            help="How long to wait in line; 0 = not at all.",
+            help="How long to wait in line; 0 = not at all, without a time a day.",
         )
 
     @cli.group()

@@ -253,6 +253,15 @@ def test_half_a_line_is_refused_when_no_more_comes(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_connection_that_has_its_answer_is_closed_without_a_word(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with door(tmp_path, first_s=0.05) as (_, path), asker(path) as person:
+            assert (await person.ask(acquire())).status == "granted"
+            assert await person.at_end()
+
+    run(story())
+
+
 def test_an_asker_who_closes_its_own_side_still_gets_its_answer(tmp_path: Path) -> None:
     async def story() -> None:
         async with door(tmp_path) as (_, path), asker(path) as person:

@@ -170,6 +170,32 @@ def test_a_vm_gets_a_card_and_gives_it_back(tell: Tell) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "least_s"),
+    [
+        (("lease", "acquire", "n1/gpu0", "--as", "x"), 59),
+        (("lease", "acquire", "n1/gpu0", "--as", "x", "--wait"), 86399),
+        (("lease", "acquire", "n1/gpu0", "--as", "x", "--wait", "--pinned"), 86399),
+        (("lease", "acquire", "n1/gpu0", "--wait", "5m", "--as", "x"), 299),
+        (("lease", "acquire", "n1/gpu0", "--as", "x", "--wait", "0"), 0),
+        (("run", *CARD, "--wait", "--", "no-such-program"), None),
+    ],
+)
+def test_a_wait_has_a_default_a_time_or_none(
+    tell: Tell, arguments: tuple[str, ...], least_s: float | None
+) -> None:
+    async def story(y: Yard) -> None:
+        code, _, _ = await y.ctl(*arguments)
+        if least_s is None:
+            assert code == 127, "what follows -- is the program"
+            return
+        (ask,) = y.asks
+        assert isinstance(ask, LeaseAcquire)
+        assert least_s <= ask.wait_s <= least_s + 1
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("lease", "acquire", "n1/gpu0", "--as", "x"),
