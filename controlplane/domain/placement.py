@@ -196,8 +196,8 @@ def _holds(scene: Scene, demand: Demand, claims: Claims, known: _Known) -> bool:
     """Whether a verdict still is what judging afresh would say: no card that changed since could matter.
 
     a. It fits nowhere: a card is larger now. b. Its card is being left for it: that card changed, or another
-    has room at once or is left for it too (or, were its own not left for it, could be had at all). c. It waits for what stays: a card could be had, or is kept where
-    others were not, or the other way round.
+    has room at once or is left for it too; or, were its own not left for it, another could be had at all.
+    c. It waits for what stays: a card could be had, or who keeps cards is another now.
     """
     # Sets that are the same object are equal at a glance.
     if known.wanted_at != demand.wanted_at or claims.parts != known.claimed:
@@ -223,7 +223,7 @@ def _holds(scene: Scene, demand: Demand, claims: Claims, known: _Known) -> bool:
                 return False
             continue
         is_kept = bool(room.kept) or room.total_bytes - room.staying_bytes < needed
-        if room.reach_bytes >= needed or is_kept != verdict.kept:  # c
+        if room.reach_bytes >= needed or verdict.kept or is_kept:  # c
             return False
     return True
 
