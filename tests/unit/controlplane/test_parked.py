@@ -507,6 +507,34 @@ def test_one_that_waits_for_room_is_withdrawn_when_nobody_asks_for_it_any_more()
     assert [i.replica for _, i in y.items()] == [id_]
 
 
+def test_a_copy_in_line_for_its_way_back_stays_parked_when_nobody_asks_any_more() -> None:
+    y = parking_yard(gpu0=8, gpu1=8).add(model("a", 6, maximum=2, idle_s=600))
+    id_ = served(y)
+    y.do(ModelLoad(model="a"))
+    y.until(lambda: len(y.ready("a")) == 2, 20)
+    y.advance(12)
+    # Its node parked one of the two; the load still asks for both, so it is to come back.
+    y.claim("n1", y.world.replicas[id_].cards[0])
+    y.act()
+    y.act()
+    assert y.world.replicas[id_].phase == "parked"
+    y.end_claim("n1", y.world.replicas[id_].cards[0])
+    y.settle()
+    assert item_of(y, id_).stop is None
+    before = y.activation("a")
+    y.append(
+        "activation",
+        ("a", "any"),
+        ActivationReady(replica=before.replica or ""),
+        replace(before, replicas=1),
+        "one is enough",
+    )
+    y.settle()
+    stop = item_of(y, id_).stop
+    assert stop is not None
+    assert (stop.reason, stop.park) == ("park", "may")
+
+
 def test_unload_withdraws_one_that_waits_for_room() -> None:
     y = parking_yard().add(model("a", 6))
     y.rooms["a"] = ("l-1",)
