@@ -59,7 +59,7 @@ class StopNow(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TakeBack(Struct, frozen=True, kw_only=True, tag=True):
-    """The bound passed with requests running and the stop was only for idleness."""
+    """The bound passed with requests running, and the stop was not meant to end any."""
 
     running: int = 0
 
@@ -71,7 +71,8 @@ def judge(facts: DrainFacts) -> Verdict:
     """Decides in this order; the first case that applies wins.
 
     1. forced: stop, whatever runs.
-    2. the bound passed and the stop may be taken back: take it back. Needs nobody's answer.
+    2. the bound passed and the stop may be taken back, or wants it parked and nothing else: take it back.
+       Needs nobody's answer.
     3. not connected, or not for `listen_s` yet: wait; neither zero nor the bound mean anything now.
     4. the bound passed: stop with what runs.
     5. the draining event is not stored: no gateway can have seen it, wait.
@@ -88,7 +89,7 @@ def judge(facts: DrainFacts) -> Verdict:
     overdue = facts.age_s >= stop.drain_timeout_s
     if stop.force:  # 1
         return StopNow(why="forced", running=running)
-    if overdue and stop.take_back:  # 2
+    if overdue and (stop.take_back or stop.park == "must"):  # 2
         return TakeBack(running=running)
     if facts.connected_s is None:  # 3
         return KeepWaiting(reason="no connection: nobody can tell what gateways still send")

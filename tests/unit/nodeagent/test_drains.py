@@ -62,6 +62,16 @@ def test_an_idle_stop_is_taken_back_at_its_bound_even_when_nobody_can_be_heard()
     assert judge(facts(stop=stop, age_s=60.0, connected_s=None)) == TakeBack()
 
 
+def test_inv_3_a_park_somebody_asked_for_ends_no_request():
+    stop = a_stop(reason="park", park="must", drain_timeout_s=60.0)
+    busy = replace(DONE, inflight=1)
+    assert isinstance(judge(facts(stop=stop, age_s=59.9, gateways=(busy,))), KeepWaiting)
+    assert judge(facts(stop=stop, age_s=60.0, gateways=(busy,))) == TakeBack(running=1)
+    assert judge(facts(stop=stop)) == StopNow(why="drained")
+    may = a_stop(reason="drain", park="may", drain_timeout_s=60.0)
+    assert judge(facts(stop=may, age_s=60.0, gateways=(busy,))) == StopNow(why="bound", running=1)
+
+
 def test_a_drain_for_another_model_ends_the_stragglers_at_its_bound():
     busy = replace(DONE, inflight=3)
     assert judge(facts(age_s=60.0, gateways=(busy,))) == StopNow(why="bound", running=3)
