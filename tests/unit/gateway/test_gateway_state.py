@@ -1,6 +1,7 @@
 """The gateway's state on a loop but without a network: waits leave nothing, each has one answer."""
 
 import asyncio
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -8,8 +9,10 @@ from gateway.clock import LoopClock
 from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
 from gateway.gateway import Asked, Gateway, Run, Ticket
+from gateway.http.errors import ConnectFailed
+from gateway.probe import Prober
 from schemas.settings import GatewaySettings
-from tests.support.aio import run
+from tests.support.aio import run, until
 from tests.support.gateway_world import NOW, Story, a_model, changes, folded
 
 
@@ -283,6 +286,45 @@ def test_inv_5_one_answer_ends_when_its_engine_is_gone_whatever_its_connection_s
         gateway.apply(changes(table, world.replica("r-1", "stopped")), position=world.seq)
         assert ended == ["the engine r-1 was stopped"]
         gateway.finish(begun, used=True)
+        gateway.close()
+
+    run(story())
+
+
+class Deaf:
+    """An engine nobody can connect to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def request(self, *_: object) -> object:
+        self.asked += 1
+        raise ConnectFailed("nobody is there")
+
+
+def test_a_parked_engine_is_not_probed_any_more() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+        tasks: list[asyncio.Task[None]] = []
+
+        def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            tasks.append(asyncio.create_task(work))
+            return tasks[-1]
+
+        deaf: Any = Deaf()
+        prober = Prober(gateway, deaf, engine_key=lambda _: None, spawn=spawn)
+        gateway.on_suspect = prober.suspect
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        gateway.suspect(table.replicas["r-1"], "broke")
+        await until(lambda: deaf.asked > 0, "the first probe")
+        assert not tasks[0].done()
+        gateway.apply(changes(table, world.replica("r-1", "parked")), position=world.seq)
+        async with asyncio.timeout(5.0):
+            await tasks[0]
+        assert len(tasks) == 1
         gateway.close()
 
     run(story())
