@@ -89,7 +89,7 @@ class Desk:
         if answer.status == "granted":
             answer = self._with_environment(answer)
         if answer.status == "waiting":
-            self._said[answer.id] = answer
+            _remember(self._said, answer.id, answer)
         return answer
 
     async def answers(self, id: str) -> AsyncIterator[CardAnswer]:
@@ -97,17 +97,14 @@ class Desk:
         how it ended."""
         changed = asyncio.Event()
         self._followers.setdefault(id, set()).add(changed)
+        last = self._said.pop(id, None)
         try:
             while True:
                 changed.clear()
                 answer = self._stands(id)
-                if answer != self._said.get(id):
-                    self._said[id] = answer
-                    if answer.status != "waiting":
-                        yield self._with_environment(answer)
-                        return
-                    yield answer
-                    continue
+                if answer != last:
+                    last = answer
+                    yield self._with_environment(answer)
                 if answer.status != "waiting":
                     return
                 await changed.wait()
@@ -115,11 +112,13 @@ class Desk:
             self._followers[id].discard(changed)
             if not self._followers[id]:
                 del self._followers[id]
-                self._said.pop(id, None)
 
     def gone(self, id: str) -> None:
-        """The asker left while it waited: its place in line ends, or its VM does without. A lease that was
-        granted meanwhile stays; its process, its time or a release ends it."""
+        """The asker left while it waited: its place in line ends, or its VM does without. Not while another
+        connection follows it: then the asker has come back. A lease that was granted meanwhile stays; its
+        process, its time or a release ends it."""
+        if self._followers.get(id):
+            return
         changes = list(dequeue(self._books.cards, id, "withdrawn"))
         for card in self._books.cards.values():
             vm = card.vm
@@ -193,21 +192,16 @@ class Desk:
         for change in changes:
             match change.event:
                 case CardDequeued(waiter=id, why=why):
-                    self._remember(id, _end_of(id, why))
+                    _remember(self._ends, id, _end_of(id, why))
                 case CardVmDetached(name=name):
                     id = vm_id(change.card.id, name)
-                    self._remember(id, _end_of(id, change.reason))
+                    _remember(self._ends, id, _end_of(id, change.reason))
                 case _:
                     pass
         for followers in self._followers.values():
             for changed in followers:
                 changed.set()
         self._wake.set()
-
-    def _remember(self, id: str, answer: CardAnswer) -> None:
-        self._ends[id] = answer
-        while len(self._ends) > REMEMBERED:
-            del self._ends[next(iter(self._ends))]
 
     def _stands(self, id: str) -> CardAnswer:
         found = standing(self._books.cards, id) or self._ends.get(id)
@@ -221,6 +215,14 @@ class Desk:
             return answer
         cards = tuple(sorted(answer.fences))
         return replace(answer, environment=self._environment(cards))
+
+
+def _remember(answers: dict[str, CardAnswer], id: str, answer: CardAnswer) -> None:
+    """Puts an answer down and forgets the oldest when there are too many."""
+    answers.pop(id, None)
+    answers[id] = answer
+    while len(answers) > REMEMBERED:
+        del answers[next(iter(answers))]
 
 
 def _end_of(id: str, why: str) -> CardAnswer:

@@ -64,6 +64,8 @@ def lacks(
 
     What parked engines keep is no hold on a card, so it does not stand against having all the rest of it.
     """
+    if card.memory_bytes <= 0:
+        return f"{card.id}: the card is not there any more"
     if exclusive:
         others = [lease for lease in card.leases if lease.kind != "parked"]
         if others:

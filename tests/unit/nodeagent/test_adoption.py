@@ -10,14 +10,14 @@ from tests.support.agent_yard import a_launch, a_stop, an_item
 STARTING = held(phase="starting", launch=a_launch())
 
 
-@pytest.mark.parametrize("phase", ["starting", "ready", "draining", "stop_failed"])
+@pytest.mark.parametrize("phase", ["starting", "ready", "draining", "parked", "stop_failed"])
 def test_req_x5_a_living_engine_of_a_known_launch_is_kept(phase):
     known = held(phase=phase)
     assert fate(known, None, "running") == "keep"
     assert fate(known, known.replica, "running") == "keep"
 
 
-@pytest.mark.parametrize("phase", ["starting", "ready", "draining", "stop_failed"])
+@pytest.mark.parametrize("phase", ["starting", "ready", "draining", "parked", "stop_failed"])
 def test_an_engine_that_ended_meanwhile_is_declared_gone(phase):
     assert fate(held(phase=phase), None, "ended") == "gone"
 
@@ -68,3 +68,9 @@ def test_inv_7_without_a_journal_log_and_plan_tell_how_to_go_on():
     assert remembered(draining, 5, Plan(node="n1", items=(item,))).stop == item.stop
     assert remembered(draining, 5, None).port == 5
     assert remembered(held(phase="starting").replica, 0, None).port == 0
+
+
+def test_one_that_stands_in_line_waits_on_and_was_never_started():
+    waiting = held(phase="waiting", launch=a_launch())
+    assert fate(waiting, None, "nothing") == "rest"
+    assert fate(waiting, waiting.replica, "nothing") == "rest"

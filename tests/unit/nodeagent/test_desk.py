@@ -192,6 +192,27 @@ def test_req_x6_a_waiter_is_told_of_each_change_and_of_its_grant(tmp_path):
     run(story())
 
 
+def test_an_asker_that_came_back_over_another_connection_is_told_too_and_keeps_its_place(tmp_path):
+    async def story():
+        async with at_work(tmp_path) as place:
+            place.desk.ask(acquire("l-1", pinned=True), by="ana")
+            ask = acquire("l-2", wait_s=60.0)
+            followers = []
+            for _ in range(2):
+                assert place.desk.ask(ask, by="bob").status == "waiting"
+                follower = asyncio.ensure_future(anext(place.desk.answers("l-2")))
+                followers.append(follower)
+                await asyncio.sleep(0)
+            followers[0].cancel()
+            await asyncio.gather(followers[0], return_exceptions=True)
+            place.desk.gone("l-2")
+            assert place.line() == ["l-2"]
+            place.desk.ask(LeaseRelease(what="l-1"), by="ana")
+            assert (await followers[1]).status == "granted"
+
+    run(story())
+
+
 def test_req_d18_a_wait_is_bounded_and_says_that_it_was(tmp_path):
     async def story():
         async with at_work(tmp_path) as place:

@@ -1,6 +1,6 @@
 """The ledger of a node's cards by value."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nodeagent.domain.leases import (
     Granted,
@@ -9,14 +9,16 @@ from nodeagent.domain.leases import (
     conform,
     gib,
     newer,
+    parked_to_evict,
     release,
     reserve,
     returning,
 )
-from schemas.card import Card
+from schemas.card import Card, Lease
 from schemas.cardstate import held_bytes
 from schemas.node import CardInfo
 from schemas.settings import GIB, MIB
+from tests.support.agent_yard import a_held
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -121,3 +123,33 @@ def test_of_journal_and_log_the_later_revision_counts_and_the_journal_on_a_tie()
 def test_numbers_are_written_as_a_person_reads_them():
     assert gib(int(9.2 * GIB)) == "9.2 GiB"
     assert gib(256 * MIB) == "256 MiB"
+
+
+def test_of_a_card_that_is_gone_nothing_can_be_had():
+    for exclusive in (True, False):
+        answer = reserve(
+            {"gpu0": card(memory_gib=0)}, "r-1", ["gpu0"], 0, NOW, {}, exclusive=exclusive
+        )
+        assert isinstance(answer, NoRoom)
+        assert answer.reason == "gpu0: the card is not there any more"
+
+
+def test_parked_copies_make_way_the_longest_parked_first_and_only_those_at_rest():
+    def copy(name: str, hours: int) -> Lease:
+        since = NOW - timedelta(hours=hours)
+        return Lease(holder=name, memory_bytes=2 * GIB, fence=1, since=since, kind="parked")
+
+    names = {"r-1": 1, "r-2": 3, "r-3": 2, "r-4": 9}
+    cpu = card("cpu", 8, leases=tuple(copy(name, hours) for name, hours in names.items()))
+    held = {name: a_held(name, "parked") for name in names}
+    held["r-4"] = a_held("r-4", "starting")
+    assert parked_to_evict(cpu, held, 0, {}) == ()
+    assert parked_to_evict(cpu, held, GIB, {}) == ("r-2",)
+    assert parked_to_evict(cpu, held, 3 * GIB, {}) == ("r-2", "r-3")
+    assert parked_to_evict(cpu, held, 6 * GIB, {}) == ("r-2", "r-3", "r-1")
+    # The one that is coming back to its cards needs its RAM for that.
+    assert parked_to_evict(cpu, held, 7 * GIB, {}) is None
+    # One is on its way out: its memory comes by itself.
+    held["r-2"] = a_held("r-2", "parked", ending=True)
+    assert parked_to_evict(cpu, held, GIB, {}) == ()
+    assert parked_to_evict(cpu, held, 3 * GIB, {}) == ("r-3",)
