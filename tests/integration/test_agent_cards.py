@@ -3,6 +3,7 @@ away, and through kills of the agent."""
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +28,7 @@ from schemas.cardasks import (
 )
 from schemas.node import CardInfo
 from schemas.settings import GIB, MIB
+from tests.support.agent_process import server_yard
 from tests.support.agent_yard import (
     Hand,
     MemoryYard,
@@ -531,3 +533,49 @@ def test_an_idle_stop_under_way_is_hurried_by_a_game_and_not_taken_back(tmp_path
                 assert stopped.stop_decision == "c-aaaaaaaaaa"
 
     run(story())
+
+
+def test_inv_6_kill_9_of_agent_and_server_with_leases_held_loses_and_doubles_nothing(tmp_path):
+    """A real server, its role's rights, and batches over two cards on both sides of two kills."""
+    static = (
+        '[{"id": "gpu0", "memory_bytes": 4294967296}, {"id": "gpu1", "memory_bytes": 4294967296}]'
+    )
+
+    async def story():
+        async with server_yard(tmp_path) as yard:
+            hand = yard.hand
+            first = yard.start_agent(YARD_NODEAGENT_CARDS=static, YARD_NODEAGENT_GPUS="false")
+            both = a_lease_ask(0, "gpu0", "gpu1", pinned=True)
+            granted = await ask(tmp_path, both)
+            assert granted.status == "granted"
+            await hand.expect(lambda: lease_on(hand, "gpu1"), "the lease in the log", 20.0)
+            await yard.kill_server()
+            assert (await ask(tmp_path, LeaseRelease(what=both.id))).status == "done"
+            again = a_lease_ask(1, "gpu0", "gpu1", pinned=True, wait_s=20.0)
+            async with a_socket(tmp_path) as socket:
+                answer = await socket.ask(again)
+                if answer.status == "waiting":
+                    answer = await socket.last()
+                assert answer.status == "granted"
+            first.send(signal.SIGKILL)
+            await first.ended()
+            yard.start_agent(YARD_NODEAGENT_CARDS=static, YARD_NODEAGENT_GPUS="false")
+            assert await ask(tmp_path, again) == answer
+            refused = await ask(tmp_path, a_lease_ask(2))
+            assert (refused.status, refused.code) == ("refused", codes.CARD_KEPT)
+            await yard.serve()
+            await hand.expect(
+                lambda: (x := lease_on(hand, "gpu1")) is not None and x.name == "train1",
+                "the second lease in the log",
+                30.0,
+            )
+            told = [(x.type, x.key[1]) for x in hand.seen if x.type in TOLD]
+            assert told == [(tag, card) for tag in TOLD_ORDER for card in ("gpu0", "gpu1")]
+            seqs = [x.seq for x in hand.seen if x.type in TOLD]
+            assert [b - a for a, b in zip(seqs[::2], seqs[1::2], strict=True)] == [1, 1, 1]
+
+    run(story(), 58.0)
+
+
+TOLD = {"card.leased", "card.released"}
+TOLD_ORDER = ("card.leased", "card.released", "card.leased")
