@@ -446,3 +446,36 @@ def test_a_demand_that_waits_for_its_card_is_not_in_the_way_of_one_for_any() -> 
     y.until(lambda: y.ready("a"), 10)
     assert card_of(y, "a") == "gpu1"
     assert y.phase("a", "n1~gpu0") == "waiting"
+
+
+def test_req_d18_who_names_a_kept_card_waits_for_it_although_another_is_free() -> None:
+    y = two_cards("a")
+    y.send(ModelActivate(model="a", scope="n1~gpu0"), actor="gateway")
+    y.until(lambda: y.phase("a", "n1~gpu0") == "ready", 10)
+    y.advance(15)
+    y.claim("n1", "gpu0", name="Half-Life")
+    y.turn()
+    assert y.phase("a", "n1~gpu0") == "idle"
+    y.send(ModelActivate(model="a", scope="n1~gpu0"), actor="gateway")
+    y.turn()
+    waiting = y.world.activations[("a", "n1~gpu0")]
+    assert (waiting.phase, waiting.kept) == ("waiting", True)
+    assert "Half-Life" in waiting.reason
+    [(_, item)] = y.items("a")
+    assert item.stop is not None, "the copy that was parked there, and nothing on the free card"
+    y.end_claim("n1", "gpu0")
+    y.until(lambda: y.phase("a", "n1~gpu0") == "ready", 10)
+    assert y.ready("a") == [item.replica]
+
+
+def test_req_x6_and_everybody_who_waits_is_told_for_whom_and_kept_ends_with_the_wait() -> None:
+    y = two_cards("a")
+    for card in ("gpu0", "gpu1"):
+        y.claim("n1", card, name=f"game on {card}")
+    y.request("a")
+    y.turn()
+    assert y.activation("a").kept
+    y.end_claim("n1", "gpu1")
+    y.turn()
+    loading = y.activation("a")
+    assert (loading.phase, loading.kept, loading.waiting_for) == ("loading", False, ())
