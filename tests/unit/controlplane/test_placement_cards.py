@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controlplane.domain import searching
+from controlplane.domain import placement, searching
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import (
     Claims,
@@ -90,7 +90,7 @@ def ranks(y: Yard, entry: Model, scope: str = ANY) -> list[tuple[str, int | None
     return [("+".join(c.cards), c.rank) for c in all_of(y, entry, scope)]
 
 
-def running(y: Yard, name: str, card: str, gib: float = 4, **fields: object) -> str:
+def running(y: Yard, name: str, card: str, gib: float = 4, **fields: Any) -> str:
     """A model that runs on this card, was answered, and is past its residency; its replica."""
     y.add(model(name, profiles=[profile(gib=gib, card=(f"n1/{card}",), **fields)], idle_s=0))
     y.request(name)
@@ -265,11 +265,12 @@ def test_req_d10_all_entries_are_ranked_and_the_least_rank_is_taken() -> None:
 
 def test_req_d11_what_is_free_is_what_the_agent_says_is_free() -> None:
     y = yard(gpu0=8)
-    for state in (
+    states: tuple[dict[str, Any], ...] = (
         {"leases": (replace(LEASE, memory_bytes=3 * GIB),), "other_bytes": GIB},
         {"leases": (replace(LEASE, kind="parked", holder="r-x", memory_bytes=GIB),)},
         {"leases": (), "other_bytes": 2 * GIB, "stowaways": (STOWAWAY,)},
-    ):
+    )
+    for state in states:
         on(y, "gpu0", **state)
         room = scene_of(y).index.room(y.world, ("n1", "gpu0"))
         card = y.world.cards[("n1", "gpu0")]
@@ -593,7 +594,7 @@ def test_a_card_that_left_its_node_is_no_candidate() -> None:
 # -- sets of cards
 
 
-def several(count: int, gib: float = 4, **fields: object) -> Model:
+def several(count: int, gib: float = 4, **fields: Any) -> Model:
     return model("set", profiles=[profile(gib=gib, cards=count, **fields)])
 
 
@@ -696,3 +697,17 @@ def test_a_model_of_a_large_yard_is_found_a_place_without_judging_all() -> None:
     assert (found.node, found.card) == ("n00", "gpu0")
     assert len(found.report.misses) < 8
     assert searching.can_search(Demand(model=model("m", 4), wanted_at=y.now))
+
+
+@pytest.mark.parametrize("at_once", [0, 1000])
+def test_the_card_whose_first_victim_was_used_least_recently_need_not_be_the_best(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "JUDGED_AT_ONCE", at_once)
+    y = yard(gpu0=8, gpu1=8)
+    running(y, "old", "gpu0", 3)
+    running(y, "middle", "gpu1", 8)
+    running(y, "recent", "gpu0", 5)
+    found = verdict(y, model("m", 8))
+    assert isinstance(found, Wait)
+    assert [v.item.launch.model for v in found.victims] == ["middle"]
