@@ -47,10 +47,8 @@ async def _left(books: CardBooks, meter: Meter, holder: str) -> str:
         for name, card in sorted(books.cards.items())
         if any(lease.holder == holder for lease in card.leases)
     ]
-    parts = [
-        left.told for card in cards if (left := await meter.left(holder, card)).memory_bytes > 0
-    ]
-    return "; ".join(parts)
+    left = await meter.left_on(holder, cards)
+    return "; ".join(left[card].told for card in cards if left[card].memory_bytes > 0)
 
 
 class NamedEndings:

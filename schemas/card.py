@@ -144,6 +144,8 @@ class Card(Struct, frozen=True, kw_only=True):
     provider: Provider = "static"
     device: str = ""
     """The driver's UUID of the card, empty for one that has none."""
+    mig: bool = False
+    """Divided by MIG: shown and left alone, nothing of it is given."""
 
 
 class CardMeasured(Struct, frozen=True, kw_only=True, tag_field="type", tag="card.measured"):

@@ -6,7 +6,7 @@ threads and the order: one look at a time, the processes first, then the cards.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -119,25 +119,34 @@ class CardMeter:
         return sum(readings[card].of.get(holder, 0) for card in on if card in readings)
 
     async def left(self, holder: str, card: str) -> Left:
-        """What `holder` has on `card`, by a reading taken now; a card nobody has any more has nothing."""
-        if card not in self._infos:
-            return Left(memory_bytes=0)
+        return (await self.left_on(holder, (card,)))[card]
+
+    async def left_on(self, holder: str, cards: Collection[str]) -> dict[str, Left]:
+        """A card nobody has any more has nothing."""
+        known = {card for card in cards if card in self._infos}
         async with self._lock:
-            readings = await self._read({card})
-        reading = readings.get(card)
+            readings = await self._read(known) if known else {}
+        return {
+            card: self._judged(holder, card, readings.get(card))
+            if card in known
+            else Left(memory_bytes=0)
+            for card in cards
+        }
+
+    def _judged(self, holder: str, card: str, reading: Reading | None) -> Left:
         state = self._cards().get(card)
         most = self._most.get(holder, {}).get(card, 0)
         lease = _lease(state, holder) if state is not None else None
         if reading is None:
             told = f"{card} cannot be read, so nothing is known to be back"
             return Left(memory_bytes=max(most, 1), told=told)
-        had = max(most, lease.memory_bytes if lease is not None else 0)
-        slack = attribution.slack_bytes(state) if state is not None else attribution.SLACK_BYTES
-        usual = self._usual.get(card, reading.unexplained_bytes)
-        left = attribution.still_held_bytes(holder, reading, usual, had, slack)
-        if lease is None or not lease.returning:
-            # It has not ended: what nobody is shown for is not its.
-            left = reading.of.get(holder, 0)
+        left = reading.of.get(holder, 0)
+        if state is not None and lease is not None and lease.returning:
+            # It has ended: also what nobody is shown for may be its.
+            usual = self._usual.get(card, reading.unexplained_bytes)
+            had = max(most, lease.memory_bytes)
+            slack = attribution.slack_bytes(state)
+            left = attribution.still_held_bytes(holder, reading, usual, had, slack)
         return Left(memory_bytes=left, told=self._told(holder, reading, left) if left else "")
 
     def environment(self, cards: tuple[str, ...]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Providers only measure. What a figure means (free, stuck, a stowaway to report) is decided elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -93,6 +93,10 @@ class Meter(Protocol):
 
     async def left(self, holder: str, card: str) -> Left:
         """As `held_by`, and what it is in words, for who has to say why a lease is not free."""
+        ...
+
+    async def left_on(self, holder: str, cards: Collection[str]) -> dict[str, Left]:
+        """As `left`, of several cards at once."""
         ...
 
     def environment(self, cards: tuple[str, ...]) -> dict[str, str]:

@@ -64,6 +64,8 @@ def lacks(
 
     What parked engines keep is no hold on a card, so it does not stand against having all the rest of it.
     """
+    if card.mig:
+        return f"{card.id}: divided by MIG and left alone"
     if card.memory_bytes <= 0:
         return f"{card.id}: the card is not there any more"
     if exclusive:
@@ -276,6 +278,7 @@ def conform(card: Card | None, info: CardInfo, node: str) -> Card:
         memory_bytes=info.memory_bytes,
         provider=info.provider,
         device=info.device,
+        mig=info.mig,
     )
 
 

@@ -203,14 +203,14 @@ def test_a_card_that_is_lost_at_run_time_ends_nothing_but_its_figures(tmp_path):
     run(story(), 40.0)
 
 
-def test_req_d17_nothing_is_given_of_a_card_that_is_divided(tmp_path):
+def test_nothing_is_given_of_a_card_that_is_divided(tmp_path):
     async def story() -> None:
         async with on_gpus(tmp_path, mig=True) as (gpus, yard, _):
             assert gpus.node.cards[1].mig
             assert given_out(gpus.node.cards)[1].memory_bytes == 0
             await yard.hand.plan(item("r-1"))
             refused = await yard.hand.phase("r-1", "refused")
-            assert refused.reason.startswith("gpu0: needs 8.0 GiB, 0 MiB free of 0 MiB")
+            assert refused.reason == "gpu0: divided by MIG and left alone"
 
     run(story(), 40.0)
 
@@ -288,5 +288,20 @@ def test_a_lease_whose_memory_is_not_back_is_still_there_for_the_next_agent(tmp_
                 )
                 gpus.use(pid, 0)
                 await yard.hand.expect(lambda: lease(yard, "r-1") is None, "the lease has ended")
+
+    run(story(), 40.0)
+
+
+def test_req_d17_what_does_not_fit_beside_a_stranger_is_refused_with_its_numbers(tmp_path):
+    async def story() -> None:
+        async with on_gpus(tmp_path) as (gpus, yard, _):
+            gpus.use(os.getpid(), 20 * GIB)
+            await yard.hand.expect(
+                lambda: (card := yard.hand.card("gpu0")) is not None and card.other_bytes > 0,
+                "what is nobody's is told",
+            )
+            await yard.hand.plan(item("r-1"))
+            refused = await yard.hand.phase("r-1", "refused")
+            assert refused.reason == "gpu0: needs 8.0 GiB, 3.5 GiB free of 23.5 GiB"
 
     run(story(), 40.0)
