@@ -65,7 +65,7 @@ def settle(
 
     1. named leases end by their time or with their process.
     2. claims end with their process.
-    3. whoever waited as long as he would, or whose process ended, leaves the line.
+    3. whoever waited as long as he would, whose process ended, or whom nobody knows, leaves the line.
     4. a VM that did not get its card in time does without.
     5. a VM and claims: whoever may not stay beside them leaves.
     6. a VM has its card once nobody is left there.
@@ -151,6 +151,14 @@ class _Settling:
                 self._say(*dequeue(self.cards, waiter.id, "expired"))
             elif any(name not in self.cards for name in waiter.cards):
                 self._say(*dequeue(self.cards, waiter.id, "no such card"))
+            elif waiter.kind == "replica" and not self._is_for_somebody(waiter):
+                self._say(*dequeue(self.cards, waiter.id, "withdrawn"))
+
+    def _is_for_somebody(self, waiter: Waiter) -> bool:
+        """Whether an engine still waits in that place: one that was lost with a journal would stand there
+        for ever."""
+        one = self.held.get(waiter.id)
+        return one is not None and one.replica.phase in ("waiting", "parked") and not one.ending
 
     def _give_up_vms(self) -> None:
         for card in tuple(self.cards.values()):

@@ -365,7 +365,7 @@ def test_parked_copies_make_way_for_a_start_on_cpu_the_longest_parked_first():
     ]
     node = Node(
         card("cpu", *copies, kind="cpu"),
-        engines=[engine("r-1", "parked"), engine("r-2", "parked")],
+        engines=[engine("r-1", "parked"), engine("r-2", "parked"), engine("r-9", "waiting")],
     )
     node.wait(waiter("r-9", "cpu", memory=60, kind="replica", expires_at=None))
     wishes = node.settle().wishes
@@ -378,7 +378,10 @@ def test_parked_copies_make_way_for_a_start_on_cpu_the_longest_parked_first():
 
 
 def test_a_planned_start_has_only_those_leave_that_its_plan_names_and_that_may():
-    node = Node(card("gpu0", named("l-1", 60), named("l-2", 40), lease("r-1", 0)))
+    node = Node(
+        card("gpu0", named("l-1", 60), named("l-2", 40), lease("r-1", 0)),
+        engines=[engine("r-9", "waiting")],
+    )
     node.wait(waiter("r-9", memory=50, kind="replica", waiting_for=("l-1",), expires_at=None))
     node.settle()
     assert [bool(x.leaving) for x in node.cards["gpu0"].leases] == [True, False, False]
@@ -386,14 +389,14 @@ def test_a_planned_start_has_only_those_leave_that_its_plan_names_and_that_may()
 
 def test_a_planned_start_that_can_have_no_room_is_out_of_line():
     for there in (named("l-1", 60), named("l-1", 60, pinned=True)):
-        node = Node(card("gpu0", there))
+        node = Node(card("gpu0", there), engines=[engine("r-9", "waiting")])
         names = ("l-1",) if there.pinned else ()
         node.wait(waiter("r-9", memory=50, kind="replica", waiting_for=names, expires_at=None))
         settled = node.settle()
         assert node.line() == []
         assert tags(settled) == [["card.dequeued"]]
     claim = Claim(id="c-1", name="doom", kind="game", since=NOW)
-    node = Node(card("gpu0", claims=(claim,)))
+    node = Node(card("gpu0", claims=(claim,)), engines=[engine("r-9", "waiting")])
     node.wait(waiter("r-9", memory=50, kind="replica", expires_at=None))
     (batch,) = node.settle().batches
     assert batch[0].event.why == "gpu0 is kept by claim doom"
@@ -423,3 +426,21 @@ def test_a_waiter_of_a_card_that_is_gone_is_out_of_line():
     del node.cards["gpu1"]
     node.settle()
     assert node.line() == []
+
+
+@pytest.mark.parametrize(
+    ("engines", "stays"),
+    [
+        ([engine("r-9", "waiting")], True),
+        ([engine("r-9", "parked")], True),
+        ([engine("r-9", "parked", ending=True)], False),
+        ([engine("r-9", "withdrawn")], False),
+        ([], False),
+    ],
+)
+def test_a_place_in_line_that_no_engine_stands_in_blocks_nobody(engines, stays):
+    node = Node(card("gpu0", named("l-0", process=REF)), engines=engines)
+    names = ("l-0",)
+    node.wait(waiter("r-9", memory=95, kind="replica", waiting_for=names, expires_at=None))
+    node.settle()
+    assert (node.line() == ["r-9"]) == stays
