@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from controlplane.ctl.cardasking import new_id
 from controlplane.ctl.supervisor import python_argv
 from schemas.card import CardLeased, CardReleased, ClaimKind
 from schemas.cardasks import ClaimStart
+from schemas.cardstate import is_free
 from tests.support.aio import run, until
 from tests.system.cards import (
+    CARDS,
     agent_again,
     answered_on,
     ask,
@@ -44,57 +47,68 @@ BY_SIGNAL: dict[str, Any] = {
 # D13: which card ----------------------------------------------------------------------------------
 
 
-async def nobody(_: SystemYard) -> None:
-    """Both cards are free."""
+async def claimed(yard: SystemYard, card: str) -> None:
+    before = yard.position
+    await yard.ctl("claim", "start", f"local/{card}", "--as", "game")
+    await card_is(yard, card, lambda c: bool(c.claims), "the game's", after=before)
 
 
-async def a_game_on_gpu0(yard: SystemYard) -> None:
-    await yard.ctl("claim", "start", "local/gpu0", "--as", "game")
-    await card_is(yard, "gpu0", lambda c: bool(c.claims), "the game's")
+async def leased(yard: SystemYard, card: str) -> None:
+    before = yard.position
+    await yard.ctl("lease", "acquire", f"local/{card}", "--as", "job")
+    await card_is(yard, card, lambda c: names(c) == {"job"}, "the job's", after=before)
 
 
-async def a_lease_on_gpu0(yard: SystemYard) -> None:
-    await yard.ctl("lease", "acquire", "local/gpu0", "--as", "job")
-    await card_is(yard, "gpu0", lambda c: names(c) == {"job"}, "the job's")
+async def started_on(yard: SystemYard, http: httpx.AsyncClient) -> str:
+    """Asks for the cold model `first`; the card it was started on, at once and without a detour."""
+    before = yard.position
+    card = await answered_on(yard, http, "first")
+    (start,) = [e for e in starts_of(yard, "first") if e.seq > before]
+    assert start.state.cards == (card,)
+    return card
 
 
-async def a_game_on_gpu0_and_a_lease_on_gpu1(yard: SystemYard) -> None:
-    await a_game_on_gpu0(yard)
-    await yard.ctl("lease", "acquire", "local/gpu1", "--as", "job")
-    await card_is(yard, "gpu1", lambda c: names(c) == {"job"}, "the job's")
+async def emptied(yard: SystemYard) -> None:
+    """The model, the game and the job are gone from both cards."""
+    await yard.ctl("model", "unload", "first")
+    for card in CARDS:
+        if card_now(yard, card).claims:
+            await yard.ctl("claim", "end", "game")
+        if names(card_now(yard, card)):
+            await yard.ctl("lease", "release", "job")
+    for card in CARDS:
+        await until(lambda card=card: is_free(card_now(yard, card)), f"{card} to be free", 20)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("before", "card"),
-    [
-        pytest.param(nobody, "gpu0", id="a"),
-        pytest.param(a_game_on_gpu0, "gpu1", id="b"),
-        pytest.param(a_lease_on_gpu0, "gpu1", id="c"),
-        pytest.param(a_game_on_gpu0_and_a_lease_on_gpu1, "gpu1", id="d"),
-    ],
-)
-def test_req_d13_a_plain_request_gets_the_card_it_can_reach_most_cheaply(
-    before: Any, card: str, tmp_path: Path
-) -> None:
+def test_req_d13_a_plain_request_gets_the_card_it_can_reach_most_cheaply(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
             system_yard(tmp_path, settings=two_cards()) as yard,
             client(yard.gateway()) as http,
         ):
             await yard.add(smol("first"))
-            await before(yard)
-            kept = {c: names(card_now(yard, c)) for c in ("gpu0", "gpu1")}
-            assert await answered_on(yard, http, "first") == card
-            assert len(starts_of(yard, "first")) == 1, "it went there at once"
-            if kept[card]:
-                # Drained, and told: not two on one card, and not behind the game.
-                left = await yard.event("card.released")
-                assert isinstance(left.event, CardReleased)
-                assert left.event.why == "drained"
-                assert left.seq < starts_of(yard, "first")[0].seq
-            else:
-                assert not yard.of("card.draining")
+            # a: both are free.
+            assert await started_on(yard, http) == "gpu0"
+            await emptied(yard)
+            # b: a game has gpu0.
+            await claimed(yard, "gpu0")
+            assert await started_on(yard, http) == "gpu1"
+            await emptied(yard)
+            # c: somebody's lease has it.
+            await leased(yard, "gpu0")
+            assert await started_on(yard, http) == "gpu1"
+            assert not yard.of("card.draining"), "nobody had to leave so far"
+            await emptied(yard)
+            # d: a game has gpu0 and a lease gpu1: the lease is drained, nobody queues behind a game.
+            await claimed(yard, "gpu0")
+            await leased(yard, "gpu1")
+            before = yard.position
+            assert await started_on(yard, http) == "gpu1"
+            left = await yard.event("card.released", after=before)
+            assert isinstance(left.event, CardReleased)
+            assert left.event.why == "drained"
+            assert left.seq < starts_of(yard, "first")[-1].seq
             assert_nothing_double(yard)
 
     run(story(), 110)
@@ -112,7 +126,7 @@ def test_req_d13_a_model_parked_on_gpu1_comes_back_there_though_the_agent_is_a_n
                 await yard.add(smol("first", profile={"parking": BY_SIGNAL}))
             else:
                 await yard.add(sleeper("first"))
-            await a_game_on_gpu0(yard)
+            await claimed(yard, "gpu0")
             assert await answered_on(yard, http, "first") == "gpu1"
             replica = last_replica(yard, "first").key[1]
             await yard.ctl("claim", "end", "game")
@@ -190,30 +204,37 @@ async def stream_while_claimed(yard: SystemYard, kind: ClaimKind, tokens: int) -
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["app", "game"])
-def test_req_d5_a_claim_lets_a_stream_finish_or_ends_it_as_its_kind_says(
-    kind: ClaimKind, tmp_path: Path
-) -> None:
+def test_req_d5_a_claim_lets_a_stream_finish_or_ends_it_as_its_kind_says(tmp_path: Path) -> None:
     async def story() -> None:
         settings = two_cards(app_drain="90s")
         async with system_yard(tmp_path, settings=settings) as yard, client(yard.gateway()) as http:
             await yard.add(smol("first"))
-            assert await answered_on(yard, http, "first") == "gpu0"
-            text = await stream_while_claimed(yard, kind, 100 if kind == "app" else 1900)
-            finished = text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
-            assert finished == (kind == "app"), text[-600:]
-            assert ('"error"' in text) == (kind == "game"), text[-600:]
-            claimed = await yard.event("card.claimed")
-            ended = await yard.event("replica.stopped", after=claimed.seq)
-            assert ended.state.cards == ("gpu0",)
-            await card_is(
-                yard,
-                "gpu0",
-                lambda c: bool(c.claims) and not c.leases,
-                "the claim's alone",
-                after=claimed.seq,
-            )
-            assert await answered_on(yard, http, "first") == "gpu1"
+            kinds: tuple[tuple[ClaimKind, int], ...] = (("app", 100), ("game", 1900))
+            for kind, tokens in kinds:
+                assert await answered_on(yard, http, "first") == "gpu0"
+                before = yard.position
+                text = await stream_while_claimed(yard, kind, tokens)
+                done = text.rstrip().endswith("data: [DONE]")
+                done = done and '"finish_reason":"length"' in text
+                assert done == (kind == "app"), text[-600:]
+                assert ('"error"' in text) == (kind == "game"), text[-600:]
+                claim = await yard.event("card.claimed", after=before)
+                ended = await yard.event("replica.stopped", after=claim.seq)
+                assert ended.state.cards == ("gpu0",)
+                await card_is(
+                    yard,
+                    "gpu0",
+                    lambda c: bool(c.claims) and not c.leases,
+                    "the claim's alone",
+                    after=claim.seq,
+                )
+                assert await answered_on(yard, http, "first") == "gpu1"
+                await yard.ctl("claim", "end", "desk")
+                await yard.ctl("model", "unload", "first")
+                for card in CARDS:
+                    await until(
+                        lambda card=card: is_free(card_now(yard, card)), f"{card} to be free", 20
+                    )
             assert_nothing_double(yard)
 
     run(story(), 110)
@@ -261,46 +282,33 @@ def test_req_d2_a_cards_own_url_never_leaves_that_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_command_has_its_card_while_it_runs_and_its_exit_code_is_passed_on(
+def test_a_command_has_its_card_as_long_as_it_runs_and_its_exit_code_is_passed_on(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
         async with system_yard(tmp_path, settings=two_cards()) as yard:
-            seen = tmp_path / "seen"
-            script = f"open({str(seen)!r}, 'w').write('here'); raise SystemExit(7)"
-            options = ("--card", "local/gpu0", "--as", "train", "--pinned")
-            await yard.ctl("run", *options, "--", sys.executable, "-c", script, expect=7)
-            assert seen.read_text() == "here"
-            leased = await yard.event("card.leased")
-            assert isinstance(leased.event, CardLeased)
-            (lease,) = leased.state.leases
-            assert (lease.name, lease.exclusive, lease.pinned) == ("train", True, True)
-            released = await yard.event("card.released", after=leased.seq)
-            assert released.state.leases == ()
-            assert_nothing_double(yard)
-
-    run(story(), 110)
-
-
-@pytest.mark.timeout(120)
-def test_a_command_that_is_killed_gives_its_card_back(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with system_yard(tmp_path, settings=two_cards()) as yard:
             began = tmp_path / "began"
-            script = (
-                "import os, pathlib, signal, sys\n"
+            begin = (
+                "import os, pathlib, signal\n"
                 f"path = pathlib.Path({str(began)!r})\n"
                 "path.with_suffix('.new').write_text(str(os.getpid()))\n"
                 "path.with_suffix('.new').rename(path)\n"
-                "signal.pause()\n"
             )
-            argv = python_argv("controlplane.ctl", "run", "--card", "local/gpu0", "--as", "train")
+            options = ("--card", "local/gpu0", "--as", "train", "--pinned", "--")
+            command = (sys.executable, "-c", f"{begin}raise SystemExit(7)")
+            await yard.ctl("run", *options, *command, expect=7)
+            assert began.exists()
+            got = await yard.event("card.leased")
+            assert isinstance(got.event, CardLeased)
+            (lease,) = got.state.leases
+            assert (lease.name, lease.exclusive, lease.pinned) == ("train", True, True)
+            released = await yard.event("card.released", after=got.seq)
+            assert released.state.leases == ()
+
+            began.unlink()
             asker = await asyncio.create_subprocess_exec(
-                *argv,
-                "--",
-                sys.executable,
-                "-c",
-                script,
+                *python_argv("controlplane.ctl", "run", *options),
+                *(sys.executable, "-c", f"{begin}signal.pause()"),
                 env={**os.environ, "YARD_DATA": str(yard.data)},
             )
             await until(began.exists, "the command to run", 20)
@@ -308,10 +316,11 @@ def test_a_command_that_is_killed_gives_its_card_back(tmp_path: Path) -> None:
             await card_is(yard, "gpu0", lambda c: names(c) == {"train"}, "the command's")
             asker.kill()
             await asker.wait()
-            released = await yard.event("card.released")
+            released = await yard.event("card.released", after=released.seq)
             assert released.state.leases == ()
             assert isinstance(released.event, CardReleased)
             assert released.event.why == "process ended"
+            assert_nothing_double(yard)
 
     run(story(), 110)
 

@@ -151,7 +151,7 @@ def test_scn_a10_the_agent_dies_during_a_load_and_the_next_one_owns_the_process(
 ) -> None:
     async def story() -> None:
         async with system_yard(tmp_path) as yard:
-            await yard.add(scripted_model("slow", "--load-s", "3"))
+            await yard.add(scripted_model("slow", "--load-s", "2"))
             async with client(yard.gateway()) as http:
                 asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat("slow")))
                 starting = await yard.event("replica.starting")
@@ -172,7 +172,7 @@ def test_inv_4_the_leader_dies_at_starting_and_fifty_cold_requests_get_one_engin
 ) -> None:
     async def story() -> None:
         async with system_yard(tmp_path, gateways=2, controlplanes=2) as yard:
-            await yard.add(scripted_model("cold", "--load-s", "5"))
+            await yard.add(scripted_model("cold", "--load-s", "3"))
             async with client(yard.gateway(0)) as one, client(yard.gateway(1)) as two:
                 asking = [
                     asyncio.create_task(http.post("/v1/chat/completions", json=chat("cold")))
