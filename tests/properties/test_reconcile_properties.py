@@ -13,6 +13,7 @@ from controlplane.domain.scene import Scene
 from schemas.commands import ModelLoad, ModelUnload, NodeCordon, NodeUncordon
 from schemas.model import ModelChanged, Scaling
 from schemas.replica import TERMINAL_PHASES
+from tests.support.parking import ParkingYard
 from tests.support.worlds import SETTINGS, Yard, counting_ids, model, profile
 
 NAMES = ("a", "b", "c")
@@ -240,3 +241,96 @@ class Stories(RuleBasedStateMachine):
 
 TestStories = Stories.TestCase
 TestStories.settings = hypothesis_settings(max_examples=25, stateful_step_count=25)
+
+
+class CardStories(Stories):
+    """The same, on cards that games claim and people lease, with engines that are parked."""
+
+    @initialize(
+        sizes=st.lists(st.sampled_from([1, 3, 6, 8]), min_size=3, max_size=3),
+        minimums=st.lists(st.sampled_from([0, 0, 0, 1]), min_size=3, max_size=3),
+        maximums=st.lists(st.sampled_from([0, 1, 1, 2]), min_size=3, max_size=3),
+        nodes=st.sampled_from([1, 1, 3]),
+        cards=st.sampled_from([1, 2]),
+    )
+    def begin(
+        self,
+        sizes: list[int],
+        minimums: list[int],
+        maximums: list[int],
+        nodes: int,
+        cards: int,
+    ) -> None:
+        self.yard = ParkingYard(compares=True, residual_bytes=2**29, parks={"a", "b"})
+        for n in range(nodes):
+            self.yard.node(f"n{n}", {f"gpu{c}": 8 for c in range(cards)})
+            self.yard.can_park(f"n{n}", "sleep", engine="llamacpp")
+        for name, gib, low, high in zip(NAMES, sizes, minimums, maximums, strict=True):
+            self.yard.add(model(name, gib, minimum=min(low, high), maximum=high, idle_s=30))
+        self.yard.turn()
+
+    def _cards(self) -> ParkingYard:
+        assert isinstance(self.yard, ParkingYard)
+        return self.yard
+
+    @rule(name=st.sampled_from(("a", "b")), other=st.sampled_from(NAMES))
+    def one_is_parked_and_asked_for_again(self, name: str, other: str) -> None:
+        y = self._cards()
+        for asked in (name, other, name):
+            y.request(asked, stream_s=0.5)
+            y.advance(50, by=5)
+
+    @rule(claim=st.booleans())
+    def a_game_comes_or_goes(self, claim: bool) -> None:
+        y = self._cards()
+        if y.world.cards[("n0", "gpu0")].claims:
+            y.end_claim("n0")
+        elif claim:
+            y.claim("n0")
+        y.turn()
+
+    @rule(card=st.sampled_from(["gpu0", "gpu1"]), pinned=st.booleans())
+    def somebody_leases(self, card: str, pinned: bool) -> None:
+        y = self._cards()
+        state = y.world.cards.get(("n0", card))
+        if state is None or state.leases or state.claims:
+            return
+        y.lease("n0", card, card, pinned=pinned)
+        y.turn()
+
+    @rule(card=st.sampled_from(["gpu0", "gpu1"]))
+    def a_lease_ends(self, card: str) -> None:
+        self._cards().end_lease(f"l-{card}")
+        self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES))
+    def a_parked_copy_is_lost(self, name: str) -> None:
+        y = self._cards()
+        parked = [r for r in y.world.replicas.values() if r.phase == "parked" and r.model == name]
+        for replica in parked[:1]:
+            y.lose(replica.id)
+        y.turn()
+
+    def teardown(self) -> None:
+        """Peace: nobody keeps a card and nothing can be parked, so what is parked is lost one by one."""
+        if not hasattr(self, "yard"):
+            return
+        y = self._cards()
+        if y.world.cards[("n0", "gpu0")].claims:
+            y.end_claim("n0")
+        for card in ("gpu0", "gpu1"):
+            y.end_lease(f"l-{card}")
+        y.parks = set()
+        y.accept_again(*NAMES)
+        y.speak_again("n0")
+        y.do(NodeUncordon(node="n0"))
+        y.advance(100, by=4)
+        for replica in list(y.world.replicas.values()):
+            if replica.phase == "parked":
+                y.lose(replica.id)
+        y.turn()
+        super().teardown()
+
+
+TestCardStories = CardStories.TestCase
+TestCardStories.settings = hypothesis_settings(max_examples=25, stateful_step_count=25)
