@@ -87,9 +87,12 @@ class Parking:
         held = self._held()
         if held.stop is None or held.launch is None or not parking.may_park(held.stop):
             return parking.StopInstead(reason="")
-        host_bytes = await self._t.processes.memory_bytes(self._name)
-        on_cards = await self._on_cards(held)
-        weights = await self._weights_bytes(held)
+        host_bytes, on_cards, weights = 0, {}, None
+        if self._t.parkbook.enabled and parking.parking_of(held.launch).way in self._ways(held):
+            # Worth reading: it walks every page of a large process.
+            host_bytes = await self._t.processes.memory_bytes(self._name)
+            on_cards = await self._on_cards(held)
+            weights = await self._weights_bytes(held)
         held = self._held()
         if held.stop is None or held.ending or held.replica.phase != "draining" or self._ended():
             return None
@@ -189,14 +192,13 @@ class Parking:
         cpu = books.cards.get(CPU_CARD)
         rest = leases.without(cpu, {self._name}) if cpu is not None else None
         measured = books.measured_use()
-        driver = self._t.drivers.get(replica.engine)
         failed_ago_s = None
         if learned.failed_at is not None:
             failed_ago_s = asyncio.get_running_loop().time() - learned.failed_at
         return parking.ParkFacts(
             stop=held.stop,
             parking=wanted,
-            ways=frozenset(ways_for(driver.capabilities, book.ways) if driver else ()),
+            ways=self._ways(held),
             enabled=book.enabled,
             on_gpu=all(
                 (card := books.cards.get(name)) is not None and card.kind == "gpu"
@@ -210,6 +212,12 @@ class Parking:
             failed_ago_s=failed_ago_s,
             again_s=book.again_s,
         )
+
+    def _ways(self, held: Held) -> frozenset[ParkWay]:
+        """The ways this node has for this engine."""
+        driver = self._t.drivers.get(held.replica.engine)
+        known = ways_for(driver.capabilities, self._t.parkbook.ways) if driver is not None else ()
+        return frozenset(known)
 
     async def _make_room(self, choice: parking.Park) -> bool:
         """Leases the RAM, after the copies that make way for it have left. False when they do not in time."""

@@ -796,6 +796,5 @@ def test_two_on_one_card_are_parked_one_after_the_other(tmp_path):
             states = [await hand.phase(item.replica, "parked") for item in items]
             first, second = sorted(states, key=lambda state: state.parked_at)
             assert second.parked_at - first.parked_at >= timedelta(seconds=0.6)
-            assert second.park_s < first.park_s + 1.0
 
     run(story(), STORY_S)
