@@ -120,8 +120,9 @@ def protection(scene: Scene, planned: Planned, waited_s: float) -> Protection | 
         # Whichever of the two comes first ends this protection; the earlier look is never wrong.
         until = min(residency_ends, scene.after(settings.starvation_bound_s - waited_s))
         return Protection(
-            why=f"{id_} is ready for {scene.age_s(resident):.0f} s of its "
-            f"{settings.min_residency_s:g} s (which count until somebody has waited "
+            # A time and no age: the sentence stays true for as long as the verdict is kept.
+            why=f"{id_} is ready since {resident:%H:%M:%S} and stays for "
+            f"{settings.min_residency_s:g} s (unless somebody has waited for "
             f"{settings.starvation_bound_s:g} s)",
             until=max(until, held) if held is not None else until,
         )

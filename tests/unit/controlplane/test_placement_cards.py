@@ -566,8 +566,8 @@ def test_residency_and_the_bound_of_starvation_are_said() -> None:
     fresh = verdict(y, model("b", 6))
     assert isinstance(fresh, Wait)
     said = fresh.report.misses[0].reason
-    assert f"{id_} is ready for " in said
-    assert "s of its 10 s (which count until somebody has waited 30 s)" in said
+    assert f"{id_} is ready since " in said
+    assert "and stays for 10 s (unless somebody has waited for 30 s)" in said
 
 
 def test_divided_cards_are_left_alone_and_say_so() -> None:
