@@ -72,6 +72,7 @@ class StepIndex:
     `dirty` are the models something happened to since a step found nothing to do for them; `wake` says
     when time alone may change that, `idle` when a model may have been idle for long enough. `short`
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
+    `heard` are the nodes that count as reachable, `away` all others that are known.
     `waits` are placement's verdicts, each with the place in `changes` it was judged at: which cards changed
     since says whether it holds. `drains` is placement's order of victims for one set of beacons. `rests` are
     models found at rest, `demands` what models without replicas are short of, each with what it was judged by.
@@ -90,6 +91,8 @@ class StepIndex:
         self.items_of: dict[str, dict[str, Planned]] = {}
         self.on_card: dict[CardKey, dict[str, Planned]] = {}
         self.replicas_of: dict[str, set[str]] = {}
+        self.heard: set[str] = set()
+        self.away: set[str] = set()
         self.scopes_of: dict[str, set[str]] = {}
         self.dirty: set[str] = set()
         self.unanswered: set[str] = set()
@@ -148,7 +151,7 @@ class StepIndex:
             self._plan(node, plan)
         for model, scope in world.activations:
             self._activation(world, model, scope)
-        for node in world.nodes:
+        for node in world.nodes.keys() | world.nodestates.keys():
             self._node(world, node)
         self.dirty.update(world.models, world.records, self.scopes_of, self.items_of)
         for name in world.models:
@@ -258,6 +261,11 @@ class StepIndex:
 
     def _node(self, world: World, node: str) -> None:
         state = world.nodes.get(node)
+        standing = world.nodestates.get(node)
+        is_heard = standing is not None and standing.reach == "reachable"
+        (self.heard.add if is_heard else self.heard.discard)(node)
+        is_away = not is_heard and (state is not None or standing is not None)
+        (self.away.add if is_away else self.away.discard)(node)
         before = self._cards_at.pop(node, ())
         after = tuple((node, info.id) for info in state.cards) if state is not None else ()
         for card in before:

@@ -40,14 +40,25 @@ def suspicion(scene: Scene) -> str:
     limit_s = scene.settings.unreachable_after_s
     if scene.live.leading_for_s < limit_s:
         return ""
-    heard = [n for n, state in scene.world.nodestates.items() if state.reach == "reachable"]
-    silent = [n for n in heard if silence_s(scene, n) > limit_s]
+    heard = scene.index.heard
+    silent = _silent(scene)
     if len(silent) < SUSPECT_FROM or len(silent) * 2 <= len(heard):
         return ""
     return (
         f"placement is frozen: {len(silent)} of {len(heard)} nodes fell silent together, "
         "the control plane's own connection is suspected"
     )
+
+
+def _silent(scene: Scene) -> list[str]:
+    """Nodes that count as reachable and are silent for too long. Asked at every step: in a large yard nearly
+    all are heard, and one look at the ages of all beacons says so."""
+    limit_s = scene.settings.unreachable_after_s
+    heard = scene.index.heard
+    silent = [a.node for a in scene.live.agents if a.age_s > limit_s and a.node in heard]
+    if scene.live.leading_for_s > limit_s:
+        silent.extend(heard - scene.agents.keys())
+    return silent
 
 
 def judge(scene: Scene) -> tuple[Decision | None, datetime | None]:
@@ -60,9 +71,12 @@ def judge(scene: Scene) -> tuple[Decision | None, datetime | None]:
     """
     world, settings = scene.world, scene.settings
     limit_s = settings.unreachable_after_s
-    due: datetime | None = None
     may_judge = scene.live.leading_for_s >= limit_s
-    for node in sorted(world.nodes):
+    silent = _silent(scene) if may_judge else []
+    due = _next_silence(scene, silent)
+    for node in sorted({*scene.index.away, *silent}):
+        if node not in world.nodes:
+            continue
         state = world.nodestates.get(node)
         if state is None:  # 1
             fresh = NodeState(node=node, since=scene.now)
@@ -85,23 +99,30 @@ def judge(scene: Scene) -> tuple[Decision | None, datetime | None]:
                     if decision is not None:
                         return decision, None
                 elif lost_at > scene.now:
-                    due = _sooner(due, lost_at)
-            continue
-        if quiet_s > limit_s and may_judge:
-            if not scene.frozen:  # 3
-                away = replace(state, reach="unreachable", since=scene.now)
-                event = NodeStateUnreachable(silent_s=round(quiet_s, 1))
-                decision = _decision(scene, node, event, away, f"silent for {quiet_s:.0f} s")
-                if decision is not None:
-                    return decision, None
-        else:
-            grace_s = max(limit_s - scene.live.leading_for_s, limit_s - quiet_s)
-            due = _sooner(due, scene.after(max(grace_s, 0.0) + 0.05))
+                    due = lost_at if due is None else min(due, lost_at)
+        elif not scene.frozen:  # 3
+            away = replace(state, reach="unreachable", since=scene.now)
+            event = NodeStateUnreachable(silent_s=round(quiet_s, 1))
+            decision = _decision(scene, node, event, away, f"silent for {quiet_s:.0f} s")
+            if decision is not None:
+                return decision, None
     return None, due
 
 
-def _sooner(a: datetime | None, b: datetime) -> datetime:
-    return b if a is None else min(a, b)
+def _next_silence(scene: Scene, silent: list[str]) -> datetime | None:
+    """When the first of the nodes that are heard may have been silent for too long."""
+    limit_s, leading_for_s = scene.settings.unreachable_after_s, scene.live.leading_for_s
+    heard = scene.index.heard
+    if len(silent) >= len(heard):
+        return None
+    ages = [a.age_s for a in scene.live.agents if a.node in heard]
+    if len(ages) < len(heard):
+        ages.append(leading_for_s)
+    if silent:
+        ages = [age_s for age_s in ages if age_s <= limit_s]
+    quiet_s = max(ages, default=0.0)
+    grace_s = max(limit_s - leading_for_s, limit_s - quiet_s)
+    return scene.after(max(grace_s, 0.0) + 0.05)
 
 
 def _decision(
