@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nodeagent.books import Books
 from nodeagent.domain import assignments, granting
+from nodeagent.domain.drains import OWN
 from nodeagent.domain.held import Held
 from nodeagent.domain.line import Change, dequeue, queue
 from nodeagent.domain.ports import NoPort
@@ -365,7 +366,7 @@ class Fleet:
         )
 
     def _why(self, stop: Stop) -> str:
-        if stop.reason in assignments.OWN:
+        if stop.reason in OWN:
             return f"makes way for {stop.reason} {stop.decision}"
         return stop.reason if stop.for_model is None else f"room for {stop.for_model}"
 

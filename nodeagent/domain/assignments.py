@@ -12,6 +12,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from nodeagent.domain import leases
+from nodeagent.domain.drains import OWN
 from nodeagent.domain.files import key_of
 from nodeagent.domain.held import Held
 from nodeagent.domain.line import place_of, queue
@@ -21,9 +22,6 @@ from schemas.plan import Plan, PlanItem, Stop
 from schemas.replica import TERMINAL_PHASES
 
 NOT_STARTED: frozenset[str] = frozenset({"waiting", "fetching"})
-
-OWN: frozenset[str] = frozenset({"lease", "claim", "vm", "ram"})
-"""Reasons of an agent's own stops."""
 
 
 class Observed(Struct, frozen=True, kw_only=True):

@@ -4,12 +4,15 @@ Silence is never idleness: without a connection, or before the gateways had time
 stopped. It reads no clock; ages come from the caller's monotonic clock. It never stops anything itself.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from schemas.beacons import EngineCounters
-from schemas.plan import Stop
+from schemas.plan import Stop, StopReason
+
+OWN: Final[frozenset[StopReason]] = frozenset({"lease", "claim", "vm", "ram"})
+"""Reasons of an agent's own stops: somebody at this node was promised a card."""
 
 
 class GatewayHeard(Struct, frozen=True, kw_only=True):
@@ -73,14 +76,16 @@ def judge(facts: DrainFacts) -> Verdict:
     1. forced: stop, whatever runs.
     2. the bound passed and the stop may be taken back, or wants it parked and nothing else: take it back.
        Needs nobody's answer.
-    3. not connected, or not for `listen_s` yet: wait; neither zero nor the bound mean anything now.
-    4. the bound passed: stop with what runs.
-    5. the draining event is not stored: no gateway can have seen it, wait.
-    6. no gateway is alive: wait `listen_s` from the start of the drain for one to speak.
-    7. a live gateway has not confirmed the position, or has requests there: wait.
-    8. the engine was not asked: ask it.
-    9. the engine itself has requests: wait.
-    10. nobody uses it: stop.
+    3. the bound of this agent's own stop passed: stop with what runs. Whoever asks for a card of this
+       machine waits for no network, so that bound holds without one.
+    4. not connected, or not for `listen_s` yet: wait; neither zero nor the bound mean anything now.
+    5. the bound passed: stop with what runs.
+    6. the draining event is not stored: no gateway can have seen it, wait.
+    7. no gateway is alive: wait `listen_s` from the start of the drain for one to speak.
+    8. a live gateway has not confirmed the position, or has requests there: wait.
+    9. the engine was not asked: ask it.
+    10. the engine itself has requests: wait.
+    11. nobody uses it: stop.
     """
     stop = facts.stop
     live = [g for g in facts.gateways if g.age_s <= facts.gateway_gone_s]
@@ -91,24 +96,26 @@ def judge(facts: DrainFacts) -> Verdict:
         return StopNow(why="forced", running=running)
     if overdue and (stop.take_back or stop.park == "must"):  # 2
         return TakeBack(running=running)
-    if facts.connected_s is None:  # 3
+    if overdue and stop.reason in OWN:  # 3
+        return StopNow(why="bound", running=running)
+    if facts.connected_s is None:  # 4
         return KeepWaiting(reason="no connection: nobody can tell what gateways still send")
     if facts.connected_s < facts.listen_s:
         return KeepWaiting(reason="connected just now: gateways have not spoken yet")
-    if overdue:  # 4
+    if overdue:  # 5
         return StopNow(why="bound", running=running)
-    if facts.sequence is None:  # 5
+    if facts.sequence is None:  # 6
         return KeepWaiting(reason="replica.draining is not stored yet")
-    if not live and facts.age_s < facts.listen_s:  # 6
+    if not live and facts.age_s < facts.listen_s:  # 7
         return KeepWaiting(reason="no gateway heard yet")
-    for gateway in live:  # 7
+    for gateway in live:  # 8
         if gateway.inflight:
             return KeepWaiting(reason=f"{gateway.name} has {gateway.inflight} running")
         # A gateway on its way out takes nothing new; it need not follow the log to the end.
         if gateway.position < facts.sequence and not (gateway.leaving and not gateway.waiting):
             return KeepWaiting(reason=f"{gateway.name} has not seen the drain")
-    if facts.engine is None:  # 8
+    if facts.engine is None:  # 9
         return AskEngine()
-    if told:  # 9
+    if told:  # 10
         return KeepWaiting(reason=f"the engine itself has {told} running")
-    return StopNow(why="drained")  # 10
+    return StopNow(why="drained")  # 11

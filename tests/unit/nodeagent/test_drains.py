@@ -83,6 +83,14 @@ def test_inv_3_without_a_connection_nothing_is_stopped_not_even_at_the_bound(age
     assert "connected just now" in waits(judge(facts(connected_s=2.9, age_s=age_s)))
 
 
+@pytest.mark.parametrize("reason", ["lease", "claim", "vm"])
+@pytest.mark.parametrize("connected_s", [None, 0.1])
+def test_inv_5_who_was_promised_a_card_of_this_machine_waits_for_no_network(reason, connected_s):
+    own = facts(stop=a_stop(reason=reason, park="may"), connected_s=connected_s, sequence=None)
+    assert isinstance(judge(replace(own, age_s=59.9)), KeepWaiting)
+    assert judge(replace(own, age_s=60.0)) == StopNow(why="bound")
+
+
 def test_a_drain_the_log_does_not_know_cannot_have_been_confirmed():
     assert "not stored" in waits(judge(facts(sequence=None)))
 
