@@ -53,9 +53,10 @@ class Resumed(Struct, frozen=True, kw_only=True):
 
 
 class Lost(Struct, frozen=True, kw_only=True):
-    """Its process is of no use any more; why."""
+    """Its process is of no use any more; why. `hurried`: it was not at fault, it was broken off for somebody."""
 
     reason: str
+    hurried: bool = False
 
 
 class Parking:
@@ -125,7 +126,7 @@ class Parking:
                 residual = max(after.values(), default=0)
             park_s = loop.time() - began
         if problem:
-            return Lost(reason=problem)
+            return Lost(reason=problem, hurried=problem == self._urgent())
         ram_bytes = parking.ram_of_copy(
             choice.way,
             host_bytes=await self._t.processes.memory_bytes(self._name),
@@ -162,7 +163,7 @@ class Parking:
         if self._over():
             return None
         if problem:
-            return Lost(reason=problem)
+            return Lost(reason=problem, hurried=problem == self._urgent())
         self._t.parkbook.learned(replica).resume_s = resume_s
         return Resumed(resume_s=round(resume_s, 4))
 
@@ -342,13 +343,14 @@ class Parking:
         )
 
     def _urgent(self) -> str:
-        """Why this must not go on: a game came to one of its cards, and waits for nobody."""
-        for name in self._held().replica.cards:
+        """Why this must not go on: a game came to one of its cards, or it is to end whatever it does."""
+        held = self._held()
+        for name in held.replica.cards:
             card = self._t.books.cards.get(name)
             for claim in card.claims if card is not None else ():
                 if claim.kind == "game":
                     return f"{claim.name} has claimed {name}"
-        return ""
+        return "it is to end at once" if held.stop is not None and held.stop.force else ""
 
 
 def weights_bytes(source: str) -> int | None:

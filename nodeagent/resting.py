@@ -81,9 +81,10 @@ class Resting:
         match await self._parking.resume():
             case None:
                 return
-            case Lost(reason=reason):
+            case Lost(reason=reason, hurried=hurried):
                 LOG.warning("resume failed", extra={"replica": self._name, "reason": reason})
-                self._parking.failed()
+                if not hurried:
+                    self._parking.failed()
                 await self._t.processes.stop(self._name, 0.0)
                 await self._ending.kill("resume_failed", f"not resumed: {reason}")
             case Resumed(resume_s=resume_s):
@@ -96,12 +97,14 @@ class Resting:
                 self._parked(parked, choice.reason)
             case parking.StopInstead(reason=reason):
                 await self.stop(f"drained; not parked: {reason}")
-            case Lost(reason=reason):
-                self._parking.failed()
+            case Lost(reason=reason, hurried=hurried):
+                if not hurried:
+                    self._parking.failed()
                 LOG.warning("park failed", extra={"replica": self._name, "reason": reason})
                 # Nothing good can come from asking it: killed, and then ended as any other.
                 await self._t.processes.stop(self._name, 0.0)
-                await self._ending.told(f"drained; its park failed: {reason}")
+                told = "its park was broken off" if hurried else "its park failed"
+                await self._ending.told(f"drained; {told}: {reason}")
 
     def _parked(self, parked: Parked, reason: str) -> None:
         """Its cards are given back and its RAM is leased, then it is said: who reads it parked finds room there."""

@@ -16,6 +16,7 @@ from nodeagent.domain.drains import OWN
 from nodeagent.domain.files import key_of
 from nodeagent.domain.held import Held
 from nodeagent.domain.line import place_of, queue
+from nodeagent.domain.parking import may_park
 from schemas.card import Card, Waiter
 from schemas.cardstate import is_kept
 from schemas.plan import Plan, PlanItem, Stop
@@ -358,7 +359,8 @@ def _stopping(
 ) -> tuple[Action, ...]:
     """How a held replica is brought to its end.
 
-    a. told to end already, or its processes outlive the kill: nothing more to say.
+    a. told to end already, or its processes outlive the kill: nothing more to say; but one that is being
+       parked is to end at once when a stop with force comes now.
     b. never started: withdrawn. c. loading: halted, no gateway knows it.
     d. parked: that is what the stop asked for, unless it must not be.
     e. ready: drained, unless this very stop was taken back before. One of the agent's own was called off
@@ -368,7 +370,8 @@ def _stopping(
     name = held.replica.id
     phase = held.replica.phase
     if held.ending or phase == "stop_failed":  # a
-        return ()
+        parks = phase == "draining" and held.stop is not None and may_park(held.stop)
+        return (Halt(replica=name, stop=stop),) if parks and stop.force else ()
     if phase in NOT_STARTED:  # b
         return (Withdraw(item=item, replica=name),)
     if phase == "starting":  # c

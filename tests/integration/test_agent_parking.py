@@ -609,9 +609,32 @@ def test_a_game_waits_for_no_park_that_is_under_way(tmp_path):
             answer = await asked(hand, ClaimStart(id="c-abcdefgh23", name="doom", card="gpu0"))
             assert answer.status == "granted"
             stopped = await hand.phase("r-1", "stopped")
-            assert stopped.reason == "drained; its park failed: doom has claimed gpu0"
+            assert stopped.reason == "drained; its park was broken off: doom has claimed gpu0"
             assert not alive(ready.pid)
             await free(hand, "gpu0", "cpu")
+            assert (await asked(hand, ClaimEnd(what="doom"))).status == "done"
+            # No fault of the engine: its model is parked the next time.
+            await parked(hand, vllm_item("r-2"), "d-2")
+
+    run(story(), STORY_S)
+
+
+def test_inv_6_an_agent_that_leaves_with_its_engines_leaves_none_behind_that_is_being_parked(
+    tmp_path,
+):
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            async with parks(yard) as agent:
+                slow = Parking(way="sleep", timeout_s=30.0)
+                await hand.plan(vllm_item("r-1", parking=slow, lag_s=25.0))
+                ready = await hand.phase("r-1", "ready")
+                await stop(hand, "r-1", to_park())
+                await hand.expect(lambda: "r-1" in kinds(hand, "cpu"), "the park to begin")
+                await agent.leave(stop_engines=True)
+            assert not alive(ready.pid)
+            stopped = await hand.phase("r-1", "stopped")
+            assert stopped.reason == "drained; its park was broken off: it is to end at once"
 
     run(story(), STORY_S)
 

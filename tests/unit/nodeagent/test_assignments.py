@@ -138,6 +138,17 @@ def test_a_stop_under_way_is_not_begun_again():
     assert actions(item, observed=seen(held(phase="stop_failed", stop=stop, ending=True))) == ()
 
 
+def test_one_that_is_being_parked_ends_at_once_when_that_is_wanted_and_is_told_so_once():
+    forced = a_stop("leave", force=True)
+    parks = held(phase="draining", stop=a_stop("d-1", park="may"), ending=True)
+    halt = (Halt(replica="r-1", stop=forced),)
+    assert stop_all(seen(parks), forced) == halt
+    assert actions(an_item("r-1", stop=forced), observed=seen(parks)) == halt
+    assert actions(an_item("r-1", stop=a_stop("d-2")), observed=seen(parks)) == ()
+    told = held(phase="draining", stop=forced, ending=True)
+    assert stop_all(seen(told), forced) == ()
+
+
 def test_force_or_another_decision_renews_a_drain():
     draining = held(phase="draining", stop=a_stop("d-1"))
     forced = a_stop("d-1", force=True)
