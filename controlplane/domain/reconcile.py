@@ -27,6 +27,7 @@ from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.rooms import CardKey, Planned
 from controlplane.domain.scene import (
     ANY,
+    Hold,
     Scene,
     is_demanded,
     is_in_scope,
@@ -59,9 +60,11 @@ def demand_of(scene: Scene, name: str) -> Demand | None:
 def demands_of(scene: Scene, name: str) -> list[Demand]:
     """What the model is short of: one for each card it is asked for on, and one for any card.
 
-    They stand in line each for itself: one that waits for its card is in nobody's way. A replica of an older
-    revision still serves but does not count: its successor is wanted too. A parked one does not count: it
-    comes back where placement says.
+    They stand in line each for itself: one that waits for its card is in nobody's way. But where `max` has no
+    room for both, the one for any card comes after those for a card: what serves them serves it too, and a
+    replica elsewhere would have to make way again. A replica of an older revision still serves but does not
+    count: its successor is wanted too. A parked one does not count: it comes back where placement says. One
+    that makes way for a card that was asked for counts until it is gone.
     """
     model = scene.world.models.get(name)
     if model is None or is_off(model):
@@ -100,23 +103,32 @@ def _demands_of(scene: Scene, model: Model) -> list[Demand]:
         if activation.scope != ANY and not any(is_in_scope(p, activation.scope) for p, _ in current)
     ]
     plain = [a for a in activations if a.scope == ANY]
-    if len(current) < target_of(model, plain):
+    count = len(current) + sum(_moves(p, hold) for p, hold in held)
+    if count < target_of(model, plain):
         mine = plain[0] if plain else None
         wanted_at = mine.wanted_at if mine is not None else scene.now
         if len(current) < model.scaling.min:
             # `min` has been asking since the entry was written.
             wanted_at = min(wanted_at, scene.world.head("model", name).stored_at or _FIRST)
+        if count + 1 + len(found) > model.scaling.max:
+            wanted_at = max((wanted_at, *(d.wanted_at for d in found)))
         found.append(Demand(model=model, wanted_at=wanted_at, activation=mine))
     return found
 
 
+def _moves(planned: Planned, hold: Hold) -> bool:
+    """Whether a replica leaves because its own model was asked for on another card."""
+    stop = planned.item.stop
+    return hold == "stopping" and stop is not None and stop.for_model == planned.item.launch.model
+
+
 def queue_of(scene: Scene) -> list[Demand]:
-    """All that is short, in order of arrival, then name and scope."""
+    """All that is short, in order of arrival, then name, cards before any card."""
     return _in_order(d for name in sorted(scene.index.short) for d in demands_of(scene, name))
 
 
 def _in_order(demands: Iterable[Demand]) -> list[Demand]:
-    return sorted(demands, key=lambda d: (d.wanted_at, d.model.name, d.scope))
+    return sorted(demands, key=lambda d: (d.wanted_at, d.model.name, d.scope == ANY, d.scope))
 
 
 def claims_before(scene: Scene, demand: Demand) -> Claims | None:
@@ -203,7 +215,7 @@ def serve(scene: Scene, demand: Demand, claims: Claims) -> Served:
             return Served(_start(scene, demand, verdict))
         case Wait():  # 4
             replaced = _outdated(scene, model)
-            if replaced:
+            if replaced and not verdict.kept:
                 # No room for both: the old one makes it. Its successor is placed when it has left.
                 return Served(
                     stop_decision(
@@ -221,8 +233,11 @@ def serve(scene: Scene, demand: Demand, claims: Claims) -> Served:
 def _within_max(scene: Scene, demand: Demand, verdict: Placed | Wait) -> Placed | Wait:
     """The verdict when one more may run; else the wait for one of the model's own replicas.
 
-    It makes way as for another model: protected ones stay for now. Nobody else is stopped before it left.
+    It makes way as for another model: protected ones stay for now, and nobody else is stopped before one may go.
+    It serves on until the card can be had.
     """
+    if isinstance(verdict, Wait) and verdict.report.chosen is None:
+        return verdict
     model = demand.model
     own: list[Planned] = []
     leaving: list[str] = []
@@ -241,6 +256,8 @@ def _within_max(scene: Scene, demand: Demand, verdict: Placed | Wait) -> Placed 
     found = {p.item.replica: holders.protection(scene, p, waited_s) for p in own}
     free = [p for p in own if found[p.item.replica] is None]
     victims = holders.to_stop(scene, free, 1)
+    if victims and isinstance(verdict, Wait):
+        return verdict
     if victims:
         ids = tuple(p.item.replica for p in victims)
         return Wait(victims=victims, waiting_for=ids, claimed=claimed, report=report)
