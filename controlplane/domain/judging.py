@@ -5,7 +5,6 @@ It compares no two candidates beyond naming their order; which one is taken is p
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
@@ -17,9 +16,11 @@ from controlplane.domain.index import ITEM_BYTES
 from controlplane.domain.rooms import LONG_AGO, CardKey, Planned, Room
 from controlplane.domain.scene import ANY, MOST_STATE_BYTES, Scene
 from schemas.activation import Activation
+from schemas.cardnames import scope_of, suits
 from schemas.model import Model, Profile
 from schemas.placement import Candidate
 from schemas.record import Record
+from schemas.replica import Replica
 
 _NOTHING: Final = Draining()
 
@@ -231,17 +232,19 @@ def _refused(scene: Scene, model: str) -> tuple[set[CardKey], set[str]]:
             continue
         if replica.phase != "refused":
             continue
-        for card in replica.cards:
-            rev = replica.card_revs.get(card)
-            if rev is not None:
-                is_same = _is_at(scene, replica.node, card, rev)
-            else:
-                # Its agent did not say at which revision: nothing it wrote since changed the card.
-                refused_seq = scene.world.head("replica", replica.node, id_).seq
-                is_same = scene.world.head("card", replica.node, card).seq <= refused_seq
-            if is_same:
-                cards.add((replica.node, card))
+        # One of several that changed may be the one that lacked room.
+        if all(_is_as_refused(scene, replica, card) for card in replica.cards):
+            cards.update((replica.node, card) for card in replica.cards)
     return cards, parked
+
+
+def _is_as_refused(scene: Scene, replica: Replica, card: str) -> bool:
+    rev = replica.card_revs.get(card)
+    if rev is not None:
+        return _is_at(scene, replica.node, card, rev)
+    # Its agent did not say at which revision: nothing it wrote since changed the card.
+    refused_seq = scene.world.head("replica", replica.node, replica.id).seq
+    return scene.world.head("card", replica.node, card).seq <= refused_seq
 
 
 def _is_at(scene: Scene, node: str, card: str, rev: int) -> bool:
@@ -450,18 +453,16 @@ def judge_set(scene: Scene, facts: Facts, place: int, node: str) -> Found:
     that no model falls below its `min` for it.
     """
     profile = facts.demand.model.profiles[place]
-    parts: list[Part] = []
-    needed = profile.memory_bytes
-    for where in scene.index.cards_at(node):
-        room = scene.index.room(scene.world, where)
-        assert room is not None
-        needed = facts.needed[place][room.kind]
-        parts.append(judge_part(scene, facts, profile, room, needed))
+    needed = facts.needed[place]
+    rooms = [scene.index.room(scene.world, where) for where in scene.index.cards_at(node)]
+    parts = [judge_part(scene, facts, profile, r, needed[r.kind]) for r in rooms if r is not None]
+
+    def is_named(part: Part) -> bool:
+        return facts.demand.scope == scope_of(part.room.node, part.room.card)
 
     def key(part: Part) -> tuple[object, ...]:
-        asked_for = facts.demand.scope == f"{part.room.node}~{part.room.card}"
-        one = combined(facts, profile, place, node, needed, [part])
-        return (not asked_for, *one.key)
+        one = combined(facts, profile, place, node, needed[part.room.kind], [part])
+        return (not is_named(part), *one.key)
 
     parts.sort(key=key)
     chosen: list[Part] = []
@@ -474,12 +475,16 @@ def judge_set(scene: Scene, facts: Facts, place: int, node: str) -> Found:
         if part.rank is None:
             continue
         if part.rank == 4:
-            part = judge_part(scene, facts, profile, part.room, needed, spare=spare, gone=gone)
+            room = part.room
+            part = judge_part(
+                scene, facts, profile, room, needed[room.kind], spare=spare, gone=gone
+            )
             gone |= {v.planned.item.replica for v in part.draining.victims}
-        (put_off if part.rank == 5 else chosen).append(part)
+        (put_off if part.rank == 5 and not is_named(part) else chosen).append(part)
     chosen = [*chosen, *put_off][: profile.cards]
-    if len(chosen) == profile.cards and _is_in_scope(facts.demand, chosen):
-        return combined(facts, profile, place, node, needed, chosen)
+    if len(chosen) == profile.cards and (facts.demand.scope == ANY or any(map(is_named, chosen))):
+        most = max(needed[part.room.kind] for part in chosen)
+        return combined(facts, profile, place, node, most, chosen)
     excluded = [part for part in parts if part.rank is None]
     first = min(excluded, key=lambda p: p.room.order, default=None)
     suited = len(parts) - len(excluded)
@@ -488,17 +493,11 @@ def judge_set(scene: Scene, facts: Facts, place: int, node: str) -> Found:
         profile=profile,
         place=place,
         node=node,
-        needed_bytes=needed,
+        needed_bytes=max(needed.values()),
         parts=(),
         group=first.group if first is not None else "card",
         reason=f"{reason} ({first.reason})" if first is not None else reason,
         launches=facts.demand.model.name,
-    )
-
-
-def _is_in_scope(demand: Demand, parts: list[Part]) -> bool:
-    return demand.scope == ANY or any(
-        demand.scope == f"{part.room.node}~{part.room.card}" for part in parts
     )
 
 
@@ -565,11 +564,3 @@ def unsuited(scene: Scene, profile: Profile, room: Room) -> str:
     if profile.parking is not None and profile.parking.way == "command" and not node.allow_commands:
         return f"{room.node} does not allow commands (allow_commands), and parking runs some"
     return ""
-
-
-def suits(profile: Profile, node: str, card: str, kind: str) -> bool:
-    """Whether the profile's `card` names this card by kind or by a pattern of `node/card`."""
-    return any(
-        wish == kind or ("/" in wish and fnmatchcase(f"{node}/{card}", wish))
-        for wish in profile.card
-    )

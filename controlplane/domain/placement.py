@@ -302,7 +302,8 @@ def _place(scene: Scene, demand: Demand, claims: Claims) -> Verdict:
             frozenset(
                 (part.room.node, part.room.card)
                 for f in ranked
-                if f.group != "refused"
+                # Of what is kept nothing is put aside: who keeps it may stay for hours.
+                if f.group != "refused" and not f.kept
                 for part in f.parts
             )
         ),

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from schemas.commands import ModelActivate
 from schemas.model import ModelChanged
 from tests.support.parking import ParkingYard, parking_yard
-from tests.support.worlds import model, profile
+from tests.support.worlds import GIB, model, profile
 
 
 def asks_for(y: ParkingYard, name: str, card: str) -> None:
@@ -84,3 +84,36 @@ def test_scn_a15_an_old_revision_serves_on_while_the_card_of_the_new_one_is_kept
     assert y.ready("a") == [old], "its end would give the new one nothing"
     y.end_claim("n1", "gpu0")
     y.until(lambda: cards_of(y, "a") == ["gpu0"], 60)
+
+
+def test_a_model_that_waits_behind_a_pinned_part_keeps_nobody_from_the_rest_of_the_card() -> None:
+    y = parking_yard(gpu0=8).add(model("large", 7), model("small", 2))
+    y.lease("n1", "gpu0", pinned=True, memory_bytes=4 * GIB)
+    y.request("large")
+    y.turn()
+    assert (y.phase("large"), y.activation("large").kept) == ("waiting", True)
+    y.request("small")
+    y.until(lambda: y.ready("small"), 10, "what large can never have is nobody else's wait")
+
+
+def test_a_set_that_waits_for_a_kept_card_leaves_the_free_one_to_others() -> None:
+    pair = model("pair", profiles=[profile(gib=4, cards=2)])
+    y = parking_yard(gpu0=8, gpu1=8).add(pair, model("one", 4))
+    y.claim("n1", "gpu0")
+    y.request("pair")
+    y.turn()
+    assert (y.phase("pair"), y.activation("pair").kept) == ("waiting", True)
+    y.advance(1)
+    y.request("one")
+    y.until(lambda: cards_of(y, "one") == ["gpu1"], 10)
+
+
+def test_a_set_for_a_kept_card_waits_for_it_although_others_would_do() -> None:
+    pair = model("pair", profiles=[profile(gib=4, cards=2)])
+    y = parking_yard(gpu0=8, gpu1=8, gpu2=8).add(pair)
+    y.claim("n1", "gpu0")
+    asks_for(y, "pair", "gpu0")
+    y.turn()
+    waiting = y.world.activations[("pair", "n1~gpu0")]
+    assert (waiting.phase, waiting.kept) == ("waiting", True)
+    assert y.items() == []

@@ -669,6 +669,35 @@ def test_a_set_with_a_kept_card_waits_for_it() -> None:
     assert (found.kept, found.waiting_for) == (True, ("vm windows",))
 
 
+def test_a_refused_set_is_tried_again_when_one_of_its_cards_changed() -> None:
+    y = yard(gpu0=8, gpu1=8).add(several(2))
+    y.refuses.add("set")
+    y.request("set")
+    y.turn()
+    assert [r.phase for r in y.world.replicas.values()] == ["refused"]
+    y.advance(5)
+    assert len(y.world.replicas) == 1, "nothing changed there"
+    y.refuses.clear()
+    on(y, "gpu0")
+    y.until(lambda: y.ready("set"), 10, "that card may be what was missing")
+
+
+def test_a_set_on_gpus_is_given_what_it_was_measured_to_need_there() -> None:
+    y = Yard().node("n1", {"gpu0": 8, "gpu1": 8, "cpu": 8})
+    node = y.world.nodes["n1"]
+    infos = tuple(replace(c, kind="cpu") if c.id == "cpu" else c for c in node.cards)
+    y.append("node", ("n1",), NodeChanged(fields=("cards",)), replace(node, cards=infos))
+    y._card(replace(y.world.cards[("n1", "cpu")], kind="cpu"), CardMeasured(used_bytes=0))
+    y.settle()
+    y.add(several(2, 2, card=("gpu",)))
+    used = Measured(profile="p", card_kind="gpu", memory_bytes=10 * GIB)
+    known = Record(model="set", incarnation="i-set", measured=(used,))
+    y.append("record", ("set",), RecordMeasured(replica="r-0", memory_bytes=1, load_s=1.0), known)
+    found = verdict(y, several(2, 2, card=("gpu",)))
+    assert isinstance(found, Placed)
+    assert (found.cards, found.memory_bytes) == (("gpu0", "gpu1"), 5 * GIB * 11 // 10)
+
+
 # -- two at once (D19), and a card's own URL at max
 
 
