@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nodeagent.domain import leases, parking
+from nodeagent.domain import drains, leases, parking
 from nodeagent.domain.held import Held
 from nodeagent.domain.inventory import CPU_CARD
 from nodeagent.drivers import proof
@@ -104,6 +104,8 @@ class Parking:
 
     async def park(self, choice: parking.Park) -> Parked | Lost | parking.StopInstead:
         """Makes room in RAM, has the engine leave its cards and sees them back."""
+        # An agent after this one must know that there is no way back before there is none.
+        await self._t.books.durable()
         held = self._held()
         if not await self._make_room(choice):
             return parking.StopInstead(
@@ -148,6 +150,8 @@ class Parking:
         if held.launch is None or way is None:
             return Lost(reason=f"nobody here knows how to resume it (way {_way_of(held)!r})")
         replica = held.replica
+        # One that is parked by all that is remembered must not have its card's memory.
+        await self._t.books.durable()
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             problem = await self._alone(stack, held, self._over)
@@ -196,6 +200,7 @@ class Parking:
         failed_ago_s = None
         if learned.failed_at is not None:
             failed_ago_s = asyncio.get_running_loop().time() - learned.failed_at
+        gateways = self._t.gateways.about(self._name, replica.model)
         return parking.ParkFacts(
             stop=held.stop,
             parking=wanted,
@@ -212,6 +217,8 @@ class Parking:
             evict=leases.parked_to_evict(rest, books.held, ram_bytes, measured) if rest else None,
             failed_ago_s=failed_ago_s,
             again_s=book.again_s,
+            connected=self._t.gateways.connected_s() is not None,
+            silent=drains.unheard(gateways, self._t.gateway_gone_s),
         )
 
     def _ways(self, held: Held) -> frozenset[ParkWay]:

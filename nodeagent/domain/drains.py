@@ -44,6 +44,11 @@ class DrainFacts(Struct, frozen=True, kw_only=True):
     engine: EngineCounters | None = None
 
 
+def unheard(gateways: tuple[GatewayHeard, ...], gone_s: float) -> tuple[str, ...]:
+    """Gateways that fell silent without a goodbye, by name: dead, or cut off and still sending what they get."""
+    return tuple(g.name for g in gateways if g.age_s > gone_s and not g.leaving)
+
+
 class KeepWaiting(Struct, frozen=True, kw_only=True, tag=True):
     """Not yet; `reason` is for the log."""
 

@@ -36,6 +36,8 @@ class ParkFacts(Struct, frozen=True, kw_only=True):
     its start took, `resume_s` what its last resume took (None: never resumed). `ram_bytes` is what the copy is
     expected to need, with headroom; `ram_free_bytes` what `cpu` has, and `evict` the parked copies that would
     have to make way for it (None: not even that would do). `failed_ago_s`: since a park of this model failed here.
+    `connected` and `silent`: whether gateways can be heard, and those that ended without a word (`unheard` of
+    `domain/drains.py`).
     """
 
     stop: Stop
@@ -50,6 +52,8 @@ class ParkFacts(Struct, frozen=True, kw_only=True):
     evict: tuple[str, ...] | None = None
     failed_ago_s: float | None = None
     again_s: float = 600.0
+    connected: bool = True
+    silent: tuple[str, ...] = ()
 
 
 class Park(Struct, frozen=True, kw_only=True, tag=True):
@@ -102,6 +106,7 @@ def choose(facts: ParkFacts) -> Choice:
     1. the stop is none that parks, or it is forced: stop.
     2. the node does not park. 3. neither profile nor engine has a way. 4. this node lacks the way.
     5. it is on no gpu: its memory is RAM already. 5b. a VM takes the card, and only a checkpoint lets go of it.
+    5c. a gateway may not know and send on: a stopped engine refuses that, a parked one would be silent.
     6. a park of this model failed here not long ago.
     7. resuming took as long as loading, by measured times.
     8. the RAM is not there, not even without the other parked copies.
@@ -122,6 +127,10 @@ def choose(facts: ParkFacts) -> Choice:
         reason = "it is in RAM already"
     elif stop.reason == "vm" and parking.way != "checkpoint":  # 5b
         reason = f"an engine parked by {parking.way} still holds the device a VM wants"
+    elif not facts.connected:  # 5c
+        reason = "no connection: gateways may not know of it"
+    elif facts.silent:
+        reason = f"{', '.join(facts.silent)} fell silent and may not know of it"
     elif not must and facts.failed_ago_s is not None and facts.failed_ago_s < facts.again_s:  # 6
         reason = (
             f"a park failed {facts.failed_ago_s:.0f} s ago, tried again after {facts.again_s:g} s"

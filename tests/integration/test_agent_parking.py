@@ -578,6 +578,38 @@ def test_req_d16_a_parked_copy_whose_card_was_given_away_stays_parked_and_says_s
     run(story(), STORY_S)
 
 
+def test_inv_1_an_engine_is_stopped_when_a_gateway_that_fell_silent_may_still_send_to_it(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard, gateway_gone_s=0.3):
+            hand = yard.hand
+            await hand.plan(vllm_item("r-1"))
+            await hand.phase("r-1", "ready")
+            await hand.beacon("g2")
+            await stop(hand, "r-1", to_park())
+            stopped = await hand.phase("r-1", "stopped")
+            assert stopped.reason == "drained; not parked: g2 fell silent and may not know of it"
+
+    run(story(), STORY_S)
+
+
+def test_inv_6_an_engine_comes_back_only_once_an_agent_after_this_one_would_know(tmp_path):
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard, beacon_s=0.02) as agent:
+            hand = yard.hand
+            gone = await parked(hand, vllm_item("r-1"))
+            around = agent.agent._a
+            async with around.journal._writing:
+                await stop(hand, "r-1", None)
+                await until(lambda: around.books.held["r-1"].resuming, "the way back to begin")
+                beats = hand.beat
+                await until(lambda: hand.beat > beats + 10, "time to pass")
+                assert counters(gone)["sleeping"]
+            await hand.phase("r-1", "ready")
+            assert not counters(gone)["sleeping"]
+
+    run(story(), STORY_S)
+
+
 def test_a_node_that_does_not_park_stops(tmp_path):
     async def story():
         async with memory_yard(tmp_path) as yard, parks(yard, parking=False):

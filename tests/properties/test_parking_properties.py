@@ -42,6 +42,8 @@ def all_facts(draw) -> ParkFacts:
         ram_free_bytes=draw(count),
         evict=draw(st.none() | st.lists(st.sampled_from(["a", "b"]), unique=True).map(tuple)),
         failed_ago_s=draw(seconds),
+        connected=draw(st.booleans()),
+        silent=draw(st.sampled_from([(), ("g1",)])),
     )
 
 
@@ -54,6 +56,8 @@ def test_nothing_is_parked_that_may_not_be_or_cannot_be(facts: ParkFacts):
         assert facts.enabled
         assert facts.on_gpu
         assert facts.evict is not None
+        assert facts.connected
+        assert not facts.silent
         assert facts.stop.reason != "vm" or facts.parking.way == "checkpoint"
 
 

@@ -11,6 +11,7 @@ from nodeagent.domain.drains import (
     StopNow,
     TakeBack,
     judge,
+    unheard,
 )
 from schemas.beacons import EngineCounters
 from tests.support.agent_yard import a_stop
@@ -121,6 +122,12 @@ def test_inv_3_a_running_request_on_any_live_gateway_holds_it():
 def test_a_gateway_that_fell_silent_does_not_hold_it_for_ever():
     gone = replace(DONE, name="g2", inflight=1, age_s=10.1)
     assert judge(facts(gateways=(DONE, gone))) == StopNow(why="drained")
+
+
+def test_a_gateway_that_fell_silent_without_a_goodbye_may_be_cut_off_and_send_on():
+    gone = replace(DONE, name="g2", age_s=10.1)
+    left = replace(gone, name="g3", leaving=True)
+    assert unheard((DONE, gone, left), 10.0) == ("g2",)
 
 
 def test_the_engine_is_asked_last_and_its_own_requests_count():

@@ -94,6 +94,15 @@ def test_for_a_vm_only_a_checkpoint_lets_go_of_the_device():
     assert isinstance(choose(checkpoint), Park)
 
 
+def test_inv_1_nothing_is_parked_that_a_gateway_may_still_send_requests_to():
+    """A stopped engine refuses them and they go elsewhere; a parked one would not say a word."""
+    silent = facts(silent=("g1", "g2"))
+    assert why_stopped(silent) == "g1, g2 fell silent and may not know of it"
+    assert "no connection" in why_stopped(facts(connected=False))
+    for of in (must(silent=("g1",)), must(connected=False)):
+        assert isinstance(choose(of), KeepInstead)
+
+
 def test_a_park_that_failed_is_not_tried_again_for_a_while():
     told = why_stopped(facts(failed_ago_s=599.0))
     assert told == "a park failed 599 s ago, tried again after 600 s"
@@ -233,6 +242,8 @@ def test_every_case_of_the_decision_is_told_apart():
         why_stopped(facts(ways=frozenset())),
         why_stopped(facts(on_gpu=False)),
         why_stopped(facts(stop=a_stop(reason="vm", park="may"))),
+        why_stopped(facts(connected=False)),
+        why_stopped(facts(silent=("g1",))),
         why_stopped(facts(failed_ago_s=1.0)),
         why_stopped(facts(resume_s=50.0)),
         why_stopped(facts(evict=None)),
