@@ -5,7 +5,7 @@ leads or not. Nothing is reserved: the next moment may answer otherwise.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -13,13 +13,14 @@ from msgspec import Struct
 from controlplane.domain import placement, record, standing
 from controlplane.domain.decision import Ids, Live
 from controlplane.domain.index import StepIndex
-from controlplane.domain.placement import Claims, Demand
-from controlplane.domain.reconcile import claims_before
-from controlplane.domain.scene import ANY, Scene, is_demanded, is_off
+from controlplane.domain.placement import Claims, Demand, Placed, Wait
+from controlplane.domain.reconcile import claims_before, within_max
+from controlplane.domain.scene import ANY, Scene, in_scope, is_demanded, is_off
 from controlplane.domain.world import World
 from controlplane.projections.readmodel import NotSynced
 from schemas.activation import PENDING_PHASES, Activation
 from schemas.api import PlaceView
+from schemas.cardnames import scope_of
 from schemas.model import Model
 from schemas.placement import Candidate
 from schemas.settings import ControlplaneSettings
@@ -81,11 +82,12 @@ class Placer:
         model = _model(scene.world, asked.model)
         scope = ANY if asked.card is None else _scope(scene.world, asked.card)
         demand = _demand(scene, model, scope)
-        found = placement.candidates(scene, demand, _claims(scene, demand))
+        claims = Claims() if scene.frozen else claims_before(scene, demand) or Claims()
+        found = placement.candidates(scene, demand, claims)
         return PlaceView(
             model=model.name,
             scope=scope,
-            sentence=sentence(scene, demand, found),
+            sentence=sentence(scene, demand, found, _first_to_go(scene, demand, claims)),
             candidates=found,
             position=scene.world.position,
             policy_version=placement.POLICY_VERSION,
@@ -107,20 +109,25 @@ class Placer:
         return scene
 
 
-def sentence(scene: Scene, demand: Demand, found: tuple[Candidate, ...]) -> str:
+def sentence(
+    scene: Scene, demand: Demand, found: tuple[Candidate, ...], first_to_go: Sequence[str] = ()
+) -> str:
     """What would come of a request now.
 
-    1. one answers already; 2. the model is off; 3. placement is frozen; 4. given up or in backoff;
-    5. nothing fits; 6. it waits behind who keeps the cards; 7. the best candidate.
+    1. one answers already, or is on its way; 2. the model is off; 3. placement is frozen; 4. given up or in
+    backoff; 5. nothing fits; 6. it waits behind who keeps the cards; 7. the best candidate, once one of
+    `first_to_go` made way.
     """
     model = demand.model
-    serving = sorted(
-        planned.item.replica
-        for planned, hold in scene.holds_of(model.name)
-        if hold == "ready" and _is_in(planned.node, planned.item.cards, demand.scope)
-    )
-    if serving:  # 1
+    here = in_scope(scene.holds_of(model.name), demand.scope)  # 1
+    serving = [planned.item.replica for planned, hold in here if hold == "ready"]
+    if serving:
         return f"{model.name} is up: {serving[0]} answers; another replica would find this:"
+    coming = [planned for planned, hold in here if hold == "pending"]
+    if coming:
+        item = coming[0].item
+        where = f"{item.replica} on {coming[0].node}/{'+'.join(item.cards)}"
+        return f"{model.name} is on its way: {where}; another replica would find this:"
     if is_off(model):  # 2
         return f"{model.name} is off and no request starts it; if it were on:"
     if scene.frozen:  # 3
@@ -135,9 +142,9 @@ def sentence(scene: Scene, demand: Demand, found: tuple[Candidate, ...]) -> str:
     where = f"{best.node}/{'+'.join(best.cards)}"
     if best.rank == 5:  # 6
         return f"{model.name} would wait for {where}: {best.reason}"
-    return (
-        f"{model.name} would go to {where} (rank {best.rank}, {best.profile}): {best.reason}"  # 7
-    )
+    first = f" once {' or '.join(first_to_go)} made way (max {model.scaling.max})"
+    rank = f"(rank {best.rank}, {best.profile}){first if first_to_go else ''}"
+    return f"{model.name} would go to {where} {rank}: {best.reason}"  # 7
 
 
 def _model(world: World, name: str) -> Model:
@@ -154,7 +161,7 @@ def _scope(world: World, card: str) -> str:
     known = world.nodes.get(node)
     if known is None or all(info.id != id_ for info in known.cards):
         raise NotThere(f"there is no card {card!r}")
-    return f"{node}~{id_}"
+    return scope_of(node, id_)
 
 
 def _demand(scene: Scene, model: Model, scope: str) -> Demand:
@@ -165,12 +172,12 @@ def _demand(scene: Scene, model: Model, scope: str) -> Demand:
     return Demand(model=model, wanted_at=scene.now, scope=scope, fresh=True)
 
 
-def _claims(scene: Scene, demand: Demand) -> Claims:
-    """Cards that others wait for, of a demand that comes after all of them."""
-    if not demand.fresh or scene.frozen:
-        return Claims()
-    return claims_before(scene, demand) or Claims()
-
-
-def _is_in(node: str, cards: tuple[str, ...], scope: str) -> bool:
-    return scope == ANY or any(f"{node}~{card}" == scope for card in cards)
+def _first_to_go(scene: Scene, demand: Demand, claims: Claims) -> tuple[str, ...]:
+    """The model's own replicas on other cards, one of which makes way: `max` has no room for one more."""
+    if demand.scope == ANY:
+        return ()
+    verdict = placement.place(scene, demand, claims)
+    if not isinstance(verdict, Placed | Wait):
+        return ()
+    bounded = within_max(scene, demand, verdict)
+    return bounded.waiting_for if bounded is not verdict else ()

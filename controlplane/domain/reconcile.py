@@ -134,13 +134,16 @@ def _in_order(demands: Iterable[Demand]) -> list[Demand]:
 def claims_before(scene: Scene, demand: Demand) -> Claims | None:
     """The cards that demands before this one wait for; None when one of them could be placed now.
 
-    Asked in the middle of other work, so it looks at models nothing was decided for yet as well.
+    One that is fresh comes after all others. Asked in the middle of other work, so it looks at models nothing
+    was decided for yet as well.
     """
     names = scene.index.short | scene.index.dirty
     claims = Claims()
     for other in _in_order(d for name in sorted(names) for d in demands_of(scene, name)):
         if other.model.name == demand.model.name and other.scope == demand.scope:
-            continue
+            if demand.fresh:
+                continue
+            break
         if record.hold_back(scene.world.records.get(other.model.name), scene.now) is not None:
             continue
         verdict = place(scene, other, claims)
@@ -209,7 +212,7 @@ def serve(scene: Scene, demand: Demand, claims: Claims) -> Served:
         )
     verdict = place(scene, demand, claims)
     if demand.scope != ANY and isinstance(verdict, Placed | Wait):  # 2
-        verdict = _within_max(scene, demand, verdict)
+        verdict = within_max(scene, demand, verdict)
     match verdict:
         case Placed():  # 3
             return Served(_start(scene, demand, verdict))
@@ -230,7 +233,7 @@ def serve(scene: Scene, demand: Demand, claims: Claims) -> Served:
             return Served(_unplaced(scene, demand, verdict.reason))
 
 
-def _within_max(scene: Scene, demand: Demand, verdict: Placed | Wait) -> Placed | Wait:
+def within_max(scene: Scene, demand: Demand, verdict: Placed | Wait) -> Placed | Wait:
     """The verdict when one more may run; else the wait for one of the model's own replicas.
 
     It makes way as for another model: protected ones stay for now, and nobody else is stopped before one may go.

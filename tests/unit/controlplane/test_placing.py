@@ -89,6 +89,40 @@ def test_a_model_that_is_up_is_said_to_answer() -> None:
     assert f"n1/{other}" in asked(y, "a", f"n1/{other}").sentence
 
 
+def test_a_model_on_its_way_is_said_to_be_joined() -> None:
+    y = yard(gpu0=8, gpu1=8)
+    y.add(model("a", 4))
+    y.request("a")
+    y.turn()
+    assert asked(y, "a").sentence.startswith("a is on its way: r-0001 on n1/gpu0")
+    assert "on its way" not in asked(y, "a", "n1/gpu1").sentence
+
+
+def test_at_max_a_replica_elsewhere_makes_way_first() -> None:
+    y = yard(gpu0=8, gpu1=8)
+    y.add(model("a", 4, idle_s=0))
+    y.request("a")
+    y.until(lambda: bool(y.ready("a")), 20)
+    y.advance(15)
+    said = asked(y, "a", "n1/gpu1").sentence
+    assert said.startswith("a would go to n1/gpu1 (rank 2, p) once r-0001 made way (max 1): ")
+
+
+def test_who_is_in_line_is_judged_behind_those_before_it_and_not_behind_those_after() -> None:
+    y = yard(gpu0=8)
+    y.add(model("x", 5), model("large", 7), model("small", 2))
+    y.request("x")
+    y.until(lambda: bool(y.ready("x")), 20)
+    y.request("large")
+    y.turn()
+    y.advance(1)
+    y.request("small")
+    y.turn()
+    assert (y.phase("large"), y.phase("small")) == ("waiting", "waiting")
+    assert asked(y, "small").candidates[0].reason.endswith("others wait for it")
+    assert "others wait" not in asked(y, "large").candidates[0].reason
+
+
 def test_what_is_off_or_given_up_says_so() -> None:
     y = yard(gpu0=8)
     y.add(model("a", 4, maximum=0), model("b", 4))
