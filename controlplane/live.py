@@ -12,6 +12,9 @@ from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon
 FORGET_AFTER_S = 86_400.0
 """A sender silent for this long is forgotten: longer than any use of its last words."""
 
+BEACONS_TRUSTED = 3
+"""So many beacons of an agent in a row must have been heard before its models' idleness counts."""
+
 
 @dataclass(slots=True)
 class _Gateway:
@@ -32,6 +35,7 @@ class _Agent:
     heard_at: float
     heard: int
     row_since: float
+    trusted_since: float | None = None
     replicas: dict[str, _Counters] = field(default_factory=dict)
 
 
@@ -95,17 +99,19 @@ class LiveTracker:
         known = self._agents.get(name)
         if known is not None and beacon.epoch < known.beacon.epoch:
             return False  # an agent that was replaced and does not know it yet
-        heard, row_since = 1, now
+        heard, row_since, trusted_since = 1, now, None
         replicas: dict[str, _Counters] = {}
         if known is not None:
             if known.heard > 0 and now - known.heard_at <= self._row_gap_s:
                 heard, row_since = known.heard + 1, known.row_since
+                trusted_since = now if heard == BEACONS_TRUSTED else known.trusted_since
             replicas = known.replicas
         self._agents[name] = _Agent(
             beacon=beacon,
             heard_at=now,
             heard=heard,
             row_since=row_since,
+            trusted_since=trusted_since,
             replicas={
                 replica: _follow_counters(replicas.get(replica), counters, now)
                 for replica, counters in beacon.replicas.items()
@@ -122,6 +128,7 @@ class LiveTracker:
         for agent in self._agents.values():
             agent.heard = 0
             agent.row_since = now
+            agent.trusted_since = None
 
     def view(self, *, leading_since: float) -> Live:
         """Everything as ages, sorted by name so that decisions do not depend on arrival."""
@@ -178,6 +185,7 @@ def _agent_live(agent: _Agent, now: float) -> AgentLive:
         age_s=now - agent.heard_at,
         heard=agent.heard,
         heard_for_s=now - agent.row_since if agent.heard else 0.0,
+        trusted_for_s=None if agent.trusted_since is None else now - agent.trusted_since,
         replicas={
             replica: ReplicaLive(
                 counters=seen.counters,

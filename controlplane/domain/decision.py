@@ -68,6 +68,9 @@ class GatewayLive(Struct, frozen=True, kw_only=True):
     inflight: dict[str, int] = {}
     waiting: dict[str, int] = {}
     last_use_age_s: dict[str, float] = {}
+    last_use_at_s: dict[str, float] | None = None
+    """The same in seconds since the epoch; a model nobody used since keeps its very number from beacon to
+    beacon, so that an order by it need not be made anew. None: only ages are known."""
     leaving: bool = False
 
 
@@ -79,13 +82,17 @@ class ReplicaLive(Struct, frozen=True, kw_only=True):
 
 
 class AgentLive(Struct, frozen=True, kw_only=True):
-    """The last beacon of one agent; `heard` is how many beacons in a row this leader has heard."""
+    """The last beacon of one agent; `heard` is how many beacons in a row this leader has heard.
+
+    `trusted_for_s`: since the third of the row came, None before. From then on its silence about a use counts.
+    """
 
     node: str
     epoch: int
     age_s: float
     heard: int
     heard_for_s: float
+    trusted_for_s: float | None = None
     replicas: dict[str, ReplicaLive] = {}
     leaving: bool = False
 

@@ -4,7 +4,6 @@ A stop for lack of demand may end in parking: that is the agent's choice. Silenc
 """
 
 from datetime import datetime, timedelta
-from typing import Final
 
 from controlplane.domain import departures, holders
 from controlplane.domain.decision import AgentLive, Change, Decision, GatewayLive
@@ -13,9 +12,6 @@ from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.scene import Scene, is_demanded
 from schemas.model import Model
 from schemas.plan import Stop
-
-BEACONS_HEARD: Final = 3
-"""So many beacons of a node's agent must have been heard before its models' idleness counts."""
 
 
 def idle_s(scene: Scene, model: Model, ready: list[Planned]) -> float:
@@ -55,12 +51,9 @@ def idle_s(scene: Scene, model: Model, ready: list[Planned]) -> float:
 
 
 def _heard_s(scene: Scene, agent: AgentLive | None) -> float:
-    if agent is None or agent.heard < BEACONS_HEARD:
+    if agent is None or agent.trusted_for_s is None:
         return 0.0
-    if agent.age_s >= scene.settings.unreachable_after_s:
-        return 0.0
-    interval_s = max(agent.heard_for_s - agent.age_s, 0.0) / (agent.heard - 1)
-    return max(agent.heard_for_s - (BEACONS_HEARD - 1) * interval_s, 0.0)
+    return 0.0 if agent.age_s >= scene.settings.unreachable_after_s else agent.trusted_for_s
 
 
 def _unused_s(

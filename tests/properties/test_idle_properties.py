@@ -56,6 +56,7 @@ def decided(
                 age_s=silent_s,
                 heard=heard,
                 heard_for_s=heard * 5.0 + silent_s,
+                trusted_for_s=None if heard < 3 else (heard - 3) * 5.0 + silent_s,
                 replicas={
                     id_: ReplicaLive(
                         counters=EngineCounters(inflight=inflight), changed_age_s=changed_s

@@ -290,6 +290,7 @@ class Yard:
         for stream in self.streams:
             inflight[stream.replica] = inflight.get(stream.replica, 0) + 1
         use = {m: (self.now - at).total_seconds() for m, at in self.last_use.items()}
+        used_at = {m: at.timestamp() for m, at in self.last_use.items()}
         dead_s = (self.now - self.dead_since).total_seconds() if self.dead_since else 0.0
         gateways = tuple(
             GatewayLive(
@@ -300,6 +301,7 @@ class Yard:
                 inflight=inflight if place == 0 else {},
                 waiting={m: len(w) for m, w in self.waiting.items() if w} if place == 0 else {},
                 last_use_age_s=use if place == 0 else {},
+                last_use_at_s=used_at if place == 0 else {},
             )
             for place, name in enumerate(self.gateways)
         )
@@ -316,6 +318,7 @@ class Yard:
                     age_s=age,
                     heard=max(int(leading // 5), 1),
                     heard_for_s=leading,
+                    trusted_for_s=leading - 10.0 if leading >= 10.0 else None,
                     replicas=self._counters(node, inflight),
                 )
             )

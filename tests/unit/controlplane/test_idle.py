@@ -26,7 +26,9 @@ def running(**fields: object) -> Yard:
 
 def live(y: Yard, **fields: object) -> Live:
     """Everybody was heard for hours and nobody used anything, but for `fields`."""
-    agents = (AgentLive(node="n1", epoch=1, age_s=1, heard=500, heard_for_s=2500),)
+    agents = (
+        AgentLive(node="n1", epoch=1, age_s=1, heard=500, heard_for_s=2500, trusted_for_s=2490),
+    )
     return Live(**{"leading_for_s": 9000.0, "agents": agents, **fields})  # type: ignore[arg-type]
 
 
@@ -175,6 +177,7 @@ def test_inv_3_the_engines_own_counters_are_use() -> None:
                     age_s=1,
                     heard=500,
                     heard_for_s=2500,
+                    trusted_for_s=2490,
                     replicas={id_: counters},
                 ),
             ),
@@ -195,16 +198,23 @@ def test_silence_is_no_idleness_a_new_leader_first_listens() -> None:
 def test_three_beacons_of_the_agent_must_have_been_heard() -> None:
     y = running()
 
-    def heard(count: int, for_s: float, age_s: float = 0.0) -> Live:
-        agent = AgentLive(node="n1", epoch=1, age_s=age_s, heard=count, heard_for_s=for_s)
+    def heard(trusted_for_s: float | None, age_s: float = 0.0) -> Live:
+        agent = AgentLive(
+            node="n1",
+            epoch=1,
+            age_s=age_s,
+            heard=2 if trusted_for_s is None else 3,
+            heard_for_s=4000,
+            trusted_for_s=trusted_for_s,
+        )
         return live(y, agents=(agent,))
 
     assert not stops(y, live(y, agents=()))
-    assert not stops(y, heard(2, 4000))
-    assert idle_s(y, heard(3, 10)) == 0, "the third was heard this moment"
-    assert not stops(y, heard(14, 65)), "the third was heard 55 s ago"
-    assert stops(y, heard(15, 70))
-    assert not stops(y, heard(500, 2500, age_s=31)), "silent now"
+    assert not stops(y, heard(None))
+    assert idle_s(y, heard(0)) == 0, "the third was heard this moment"
+    assert not stops(y, heard(59))
+    assert stops(y, heard(60))
+    assert not stops(y, heard(2490, age_s=31)), "silent now"
 
 
 def test_a_silent_gateway_counts_as_using_what_it_last_reported() -> None:
@@ -214,7 +224,13 @@ def test_a_silent_gateway_counts_as_using_what_it_last_reported() -> None:
     assert stops(y, live(y, gateways=(gateway(age_s=121, inflight={id_: 1}),)))
     quiet = ReplicaLive(counters=EngineCounters(inflight=0), changed_age_s=65)
     agent = AgentLive(
-        node="n1", epoch=1, age_s=1, heard=500, heard_for_s=2500, replicas={id_: quiet}
+        node="n1",
+        epoch=1,
+        age_s=1,
+        heard=500,
+        heard_for_s=2500,
+        trusted_for_s=2490,
+        replicas={id_: quiet},
     )
     assert stops(y, live(y, agents=(agent,), gateways=(gateway(age_s=65, inflight={id_: 1}),)))
     assert stops(y, live(y, gateways=(gateway(age_s=70, last_use_age_s={"a": 1.0}),)))
@@ -318,7 +334,13 @@ def test_a_request_on_a_gateway_heard_lately_is_use_whatever_the_engine_counted(
     [id_] = y.ready("a")
     quiet = ReplicaLive(counters=EngineCounters(inflight=0), changed_age_s=50)
     agent = AgentLive(
-        node="n1", epoch=1, age_s=1, heard=500, heard_for_s=2500, replicas={id_: quiet}
+        node="n1",
+        epoch=1,
+        age_s=1,
+        heard=500,
+        heard_for_s=2500,
+        trusted_for_s=2490,
+        replicas={id_: quiet},
     )
     busy = gateway(age_s=8.0, inflight={id_: 1})
     assert not stops(y, live(y, agents=(agent,), gateways=(busy,)))

@@ -86,8 +86,12 @@ def test_beacons_in_a_row_are_counted_until_a_gap_or_an_outage() -> None:
         live.on_agent("n", agent())
         clock.now += 5
     assert (only_agent(live).heard, only_agent(live).heard_for_s) == (3, 15.0)
+    assert only_agent(live).trusted_for_s == 5.0
+    live.on_agent("n", agent())
+    assert only_agent(live).trusted_for_s == 5.0, "a beacon more changes nothing about the third"
     live.reset()
     assert (only_agent(live).heard, only_agent(live).heard_for_s) == (0, 0.0)
+    assert only_agent(live).trusted_for_s is None
     live.on_agent("n", agent())
     assert only_agent(live).heard == 1
     clock.now += 31
