@@ -82,8 +82,8 @@ def decide(
             return _unclaim(what, cards)
         case VmAttach():
             return _attach(ask, asker, cards, now)
-        case VmDetach(card=name):
-            return _detach(name, cards)
+        case VmDetach():
+            return _detach(ask, cards)
 
 
 def standing(cards: Mapping[str, Card], id: str) -> CardAnswer | None:
@@ -128,8 +128,8 @@ def _acquire(
     facts: Facts,
     now: datetime,
 ) -> Decided:
-    """1. it stands already, or is on its way back: as it stands. 2. no such card, or more than one has:
-    refused. 3. it would be served at once: granted. 4. it does not want to wait: refused with what stands
+    """1. it stands already, or is on its way back: as it stands. 2. no such card, one of which nothing is ever
+    given, or more than one has: refused. 3. it would be served at once: granted. 4. it does not want to wait: refused with what stands
     against it. 5. in line."""
     if any(_has(card, ask.id) for card in cards.values()):  # 1
         return _as_it_stands(ask.id, cards)
@@ -137,6 +137,9 @@ def _acquire(
     if unknown is not None:
         return unknown
     for name in ask.cards:
+        if cards[name].memory_bytes <= 0:
+            sentence = leases.lacks(cards[name], 0, facts.measured)
+            return _refused(ask.id, codes.NO_CAPACITY, sentence)
         if ask.memory_bytes is not None and ask.memory_bytes > cards[name].memory_bytes:
             has = leases.gib(cards[name].memory_bytes)
             asked = leases.gib(ask.memory_bytes)
@@ -210,17 +213,21 @@ def _as_it_stands(id: str, cards: Mapping[str, Card]) -> Decided:
 
 
 def _release(what: str, cards: Mapping[str, Card]) -> Decided:
-    """Ends the lease or the waiting of that id, else of the only one of that name."""
+    """Ends the lease or the waiting of that id, else of the only one of that name; one that has ended already
+    and is on its way back counts only where no other has its name."""
     found: dict[str, str] = {}
+    ended: set[str] = set()
     for card in cards.values():
         for lease in card.leases:
             if lease.kind == "named":
                 found[lease.holder] = lease.name
+                ended.update({lease.holder} if lease.returning else ())
             elif lease.holder == what:
                 sentence = f"{what} is an engine; its lease ends with it (`yardctl model unload`)"
                 return _refused("", codes.CONFLICT, sentence)
         found.update({x.id: x.name for x in card.waiters if x.kind == "named"})
-    named = sorted(id for id, name in found.items() if name == what)
+    called = sorted(id for id, name in found.items() if name == what)
+    named = [id for id in called if id not in ended] or called[:1]
     if what not in found and len(named) > 1:
         return _ambiguous(what, named)
     if what not in found and not named:
@@ -302,13 +309,16 @@ def _attach(ask: VmAttach, asker: Asker, cards: Mapping[str, Card], now: datetim
     return Decided(id=id, changes=(Change(card=_later(card, vm=vm), event=event, cause=id),))
 
 
-def _detach(name: str, cards: Mapping[str, Card]) -> Decided:
+def _detach(ask: VmDetach, cards: Mapping[str, Card]) -> Decided:
+    name = ask.card
     unknown = _unknown("", (name,), cards)
     if unknown is not None:
         return unknown
     card = cards[name]
     if card.vm is None:
         return _refused("", codes.NOT_FOUND, f"{name} is not handed to a VM")
+    if ask.name and ask.name != card.vm.name:
+        return _refused("", codes.NOT_FOUND, f"{name} is not handed to {ask.name}")
     id = vm_id(name, card.vm.name)
     answer = CardAnswer(status="done", id=id)
     return Decided(id=id, changes=(detach(card, "detached"),), answer=answer)

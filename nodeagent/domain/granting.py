@@ -149,10 +149,15 @@ class _Settling:
                 self._say(*dequeue(self.cards, waiter.id, "process ended"))
             elif self._past(waiter.expires_at):
                 self._say(*dequeue(self.cards, waiter.id, "expired"))
-            elif any(name not in self.cards for name in waiter.cards):
+            elif any(self._is_gone(name) for name in waiter.cards):
                 self._say(*dequeue(self.cards, waiter.id, "no such card"))
             elif waiter.kind == "replica" and not self._is_for_somebody(waiter):
                 self._say(*dequeue(self.cards, waiter.id, "withdrawn"))
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether nothing of that card will be given any more: not in this node, or left alone."""
+        card = self.cards.get(name)
+        return card is None or card.memory_bytes <= 0
 
     def _is_for_somebody(self, waiter: Waiter) -> bool:
         """Whether an engine still waits in that place: one that was lost with a journal would stand there

@@ -108,6 +108,19 @@ def test_inv_9_a_refusal_says_with_numbers_what_stands_against_it():
     assert node.cards == before
 
 
+def test_nobody_waits_for_a_card_of_which_nothing_can_be_given():
+    for gone, told in (
+        (card(memory_bytes=0), "gpu0: the card is not there any more"),
+        (card(memory_bytes=0, mig=True), "gpu0: divided by MIG and left alone"),
+    ):
+        for ask in (acquire(wait_s=60.0), acquire(memory_bytes=GIB, wait_s=60.0)):
+            node = Node(gone)
+            answer = node.answer(ask)
+            assert (answer.status, answer.code) == ("refused", codes.NO_CAPACITY)
+            assert answer.sentence == told
+            assert node.cards["gpu0"].waiters == ()
+
+
 def test_who_does_not_wait_has_nobody_leave():
     node = Node(card("gpu0", named("l-0", 8, exclusive=True)))
     before = dict(node.cards)
@@ -160,6 +173,16 @@ def test_a_release_is_by_id_or_by_the_only_one_of_that_name():
     assert node.answer(LeaseRelease(what="l-9")).code == codes.NOT_FOUND
 
 
+def test_a_lease_that_is_on_its_way_back_has_given_its_name_up():
+    node = Node(
+        card("gpu0", named("l-1", name="train", returning=True), named("l-2", name="train"))
+    )
+    answer = node.answer(LeaseRelease(what="train"))
+    assert (answer.status, answer.id) == ("done", "l-2")
+    # Both have ended now, and a release that is repeated still is one.
+    assert node.answer(LeaseRelease(what="l-2")).status == "done"
+
+
 def test_a_release_takes_a_waiter_out_of_line_and_no_engine_off_its_card():
     engine = Lease(holder="r-1", memory_bytes=GIB, fence=1, since=NOW)
     node = Node(card("gpu0", engine, named("l-0", pinned=True)), held=(a_held("r-1"),))
@@ -196,8 +219,11 @@ def test_a_vm_waits_for_engines_and_is_refused_where_somebody_keeps_the_card():
     assert (answer.status, answer.waiting_for) == ("waiting", ("r-1",))
     assert node.answer(attach) == answer
     assert node.answer(VmAttach(name="mac", card="gpu0")).code == codes.CARD_KEPT
-    assert node.answer(VmDetach(card="gpu0")).status == "done"
+    assert node.answer(VmDetach(card="gpu0", name="mac")).code == codes.NOT_FOUND
+    assert node.answer(VmDetach(card="gpu0", name="win")).status == "done"
     assert node.answer(VmDetach(card="gpu0")).code == codes.NOT_FOUND
+    assert node.answer(attach).status == "waiting"
+    assert node.answer(VmDetach(card="gpu0")).status == "done"
     assert Node(card()).answer(attach).status == "granted"
     for kept in (card("gpu0", claims=(CLAIM,)), card("gpu0", named("l-1", pinned=True))):
         assert Node(kept).answer(attach).code == codes.CARD_KEPT

@@ -419,11 +419,16 @@ def test_a_drain_that_is_needed_no_more_is_wished_no_more():
     assert "l-1" in node.holders()
 
 
-def test_a_waiter_of_a_card_that_is_gone_is_out_of_line():
+@pytest.mark.parametrize("leased", [False, True])
+def test_a_waiter_of_a_card_that_is_gone_is_out_of_line(leased):
+    """One that is gone and still has leases is there with no memory at all."""
     node = Node(card("gpu0"), card("gpu1", named("l-0", pinned=True)))
     node.wait(waiter("l-1", "gpu0", "gpu1"))
     node.settle()
-    del node.cards["gpu1"]
+    if leased:
+        node.cards["gpu1"] = replace(node.cards["gpu1"], memory_bytes=0)
+    else:
+        del node.cards["gpu1"]
     node.settle()
     assert node.line() == []
 
