@@ -69,7 +69,10 @@ class VmAttach(
 class VmDetach(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="vm.detach"
 ):
+    """Takes the card back from its VM; with `name` from that one and no other."""
+
     card: str
+    name: str = ""
 
 
 CardAsk = LeaseAcquire | LeaseRelease | ClaimStart | ClaimEnd | VmAttach | VmDetach

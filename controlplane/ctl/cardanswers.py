@@ -38,6 +38,6 @@ def taking_back(ask: CardAsk) -> CardAsk | None:
         case LeaseAcquire():
             return LeaseRelease(what=ask.id)
         case VmAttach():
-            return VmDetach(card=ask.card)
+            return VmDetach(card=ask.card, name=ask.name)
         case _:
             return None

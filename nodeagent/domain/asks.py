@@ -51,7 +51,7 @@ def wrong_with(ask: CardAsk) -> str:
         case VmAttach():
             return _name(ask.name, "name") or _cards((ask.card,)) or _wait(ask.wait_s)
         case VmDetach():
-            return _cards((ask.card,))
+            return _cards((ask.card,)) or (_name(ask.name, "name") if ask.name else "")
         case LeaseRelease() | ClaimEnd():
             return _name(ask.what, "id or name")
 
