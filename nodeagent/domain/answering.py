@@ -319,8 +319,6 @@ def _detach(ask: VmDetach, cards: Mapping[str, Card]) -> Decided:
         return _refused("", codes.NOT_FOUND, f"{name} is not handed to a VM")
     if ask.name and ask.name != card.vm.name:
         return _refused("", codes.NOT_FOUND, f"{name} is not handed to {ask.name}")
-    if ask.name and ask.name != card.vm.name:
-        return _refused("", codes.NOT_FOUND, f"{name} is not handed to {ask.name}")
     id = vm_id(name, card.vm.name)
     answer = CardAnswer(status="done", id=id)
     return Decided(id=id, changes=(detach(card, "detached"),), answer=answer)
