@@ -10,7 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -18,7 +18,9 @@ from bench.reconcile import build, live_of
 from controlplane.domain.decision import Live
 from controlplane.domain.index import StepIndex
 from controlplane.domain.step import Step, next_decision
+from controlplane.live import LiveTracker
 from schemas.activation import Activation, ActivationWanted
+from schemas.beacons import AgentBeacon, GatewayBeacon
 from schemas.model import ModelChanged
 from tests.support.worlds import SETTINGS, T0, Yard, counting_ids
 
@@ -100,13 +102,67 @@ def bare_pass(y: Yard) -> object:
     return run
 
 
-class Series:
-    """One leader, from the first of the fifty to the last. `renewed`: beacons and clock are new each time."""
+class Beacons:
+    """What a leader hears of such a yard while it decides 200 times a second: five agents before each decision,
+    and before each tenth one a gateway, which tells of fifty models used just now."""
 
-    def __init__(self, y: Yard, live: Live, renewed: bool) -> None:
+    def __init__(self, live: Live) -> None:
+        self.clock_s = 100.0
+        self.tracker = LiveTracker(lambda: self.clock_s, row_gap_s=30.0, now=self.now)
+        self.heard = self.told = 0
+        uses = live.gateways[0].last_use_age_s
+        self.used_at_s = {model: self.clock_s - age_s for model, age_s in uses.items()}
+        self.nodes = [a.node for a in live.agents]
+        self.inflight = live.gateways[0].inflight
+        for n in range(len(self.nodes)):
+            self._agent(n)
+        for _ in live.gateways:
+            self._gateway()
+
+    def now(self) -> datetime:
+        return T0 + timedelta(seconds=self.clock_s)
+
+    def _agent(self, n: int) -> None:
+        node = self.nodes[n % len(self.nodes)]
+        self.tracker.on_agent(node, AgentBeacon(node=node, epoch=1, position=1))
+
+    def _gateway(self) -> None:
+        self.heard += 1
+        name = f"gw{self.heard % 2}"
+        names = sorted(self.used_at_s)
+        for n in range(50):
+            self.used_at_s[names[(self.heard * 50 + n) % len(names)]] = self.clock_s
+        ages = {model: self.clock_s - at_s for model, at_s in self.used_at_s.items()}
+        beacon = GatewayBeacon(
+            gateway=name,
+            incarnation="1",
+            n=self.heard,
+            position=1,
+            inflight=self.inflight,
+            last_use_age_s=ages,
+        )
+        self.tracker.on_gateway(name, beacon)
+
+    def come(self) -> None:
+        self.clock_s += 0.005
+        self.told += 5
+        if self.told % 50 == 0:
+            self._gateway()
+        for n in range(5):
+            self._agent(self.told + n)
+
+    def view(self) -> Live:
+        return self.tracker.view(leading_since=0.0)
+
+
+class Series:
+    """One leader, from the first of the fifty to the last. `beacons`: some come between two decisions, and to
+    look at them is part of each."""
+
+    def __init__(self, y: Yard, live: Live, beacons: Beacons | None) -> None:
         self.y = y
         self.live = live
-        self.renewed = renewed
+        self.beacons = beacons
         self.now = T0 + timedelta(seconds=100)
         self.index = StepIndex()
         self.ids = counting_ids({})
@@ -116,9 +172,9 @@ class Series:
         self.base_ms = min(cpu_ms(self.ask) for _ in range(5))
 
     def ask(self) -> Step:
-        if self.renewed:
-            self.now += timedelta(milliseconds=1)
-            self.live = replace(self.live)
+        if self.beacons is not None:
+            self.now = self.beacons.now()
+            self.live = self.beacons.view()
         return next_decision(self.y.world, self.live, (), self.now, self.ids, SETTINGS, self.index)
 
     def serve(self) -> tuple[float, list[str]]:
@@ -126,6 +182,8 @@ class Series:
         spent = 0.0
         made: list[str] = []
         while True:
+            if self.beacons is not None:
+                self.beacons.come()
             begin = time.process_time()
             step = self.ask()
             spent += (time.process_time() - begin) * 1000
@@ -144,7 +202,8 @@ def fifty(what: str, make: Callable[[], Yard], models: int, runs: int, renewed: 
     made: list[str] = []
     for _ in range(runs):
         y = make()
-        series = Series(y, live_of(y, models), renewed)
+        live = live_of(y, models)
+        series = Series(y, live, Beacons(live) if renewed else None)
         want(y, models)
         gc.collect()
         gc.disable()

@@ -96,7 +96,8 @@ class LeaderLoop:
         self._beacon_wake_due = False
         self.alarms = Alarms()
         self.reader = WorldReader(events, prefix=prefix, wake=self._wake.set)
-        self.live = LiveTracker(monotonic, row_gap_s=settings.unreachable_after_s)
+        self.live = LiveTracker(monotonic, row_gap_s=settings.unreachable_after_s, now=now)
+        self._viewed: tuple[tuple[Live, bool, str, tuple[str, ...]], Live] | None = None
         self._generation = self._connection = 0
         self._candidate = Candidate(
             events=events,
@@ -396,12 +397,18 @@ class LeaderLoop:
         return min(most_s, max(0.01, (wake_at - self._now()).total_seconds()))
 
     def view(self) -> Live:
-        """What beacons say now, as ages, and what else is known beside the log."""
-        live = self.live.view(leading_since=self._leading_since)
-        live = replace(live, audit_behind=self._carrier.audit_behind)
-        if self._mirroring is None:
-            return live
-        return replace(live, mirror=self._mirroring.name, mirrors=self._mirroring.others())
+        """What beacons say now, as ages, and what else is known beside the log; the same object while all of
+        it is the same."""
+        told = self.live.view(leading_since=self._leading_since)
+        behind = self._carrier.audit_behind
+        mirror, mirrors = "", ()
+        if self._mirroring is not None:
+            mirror, mirrors = self._mirroring.name, self._mirroring.others()
+        key = (told, behind, mirror, mirrors)
+        if self._viewed is None or self._viewed[0][0] is not told or self._viewed[0][1:] != key[1:]:
+            live = replace(told, audit_behind=behind, mirror=mirror, mirrors=mirrors)
+            self._viewed = (key, live)
+        return self._viewed[1]
 
     def _missed(self, gone: FileGone) -> None:
         """The mirror lacks what the log says it has. Whoever does not lead has nobody to tell; the next term

@@ -5,6 +5,7 @@ It judges nobody: who is unreachable or in use is decided in domain/ from the ag
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from controlplane.domain.decision import AgentLive, GatewayLive, Live, ReplicaLive
 from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon
@@ -15,12 +16,22 @@ FORGET_AFTER_S = 86_400.0
 BEACONS_TRUSTED = 3
 """So many beacons of an agent in a row must have been heard before its models' idleness counts."""
 
+AGES_HOLD_S = 0.05
+"""So long the ages of agents not heard meanwhile are shown as they were: a leader asks once for each decision,
+and a thousand senders are a thousand ages."""
+
+_STEP_S = 1.0
+"""A wall clock that differs from this process's own clock by so much more than it did was set."""
+
 
 @dataclass(slots=True)
 class _Gateway:
     beacon: GatewayBeacon
     heard_at: float
     last_use_at: dict[str, float] = field(default_factory=dict)
+    ages_s: dict[str, float] | None = None
+    """Made of `last_use_at` when it is first asked for, as are the times on the wall clock."""
+    at_s: dict[str, float] | None = None
 
 
 @dataclass(slots=True)
@@ -45,8 +56,24 @@ class LiveTracker:
     `row_gap_s`: a longer silence of an agent ends its row of beacons heard one after another.
     """
 
-    def __init__(self, monotonic: Callable[[], float], *, row_gap_s: float) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        *,
+        row_gap_s: float,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """`now` is the wall clock; without it uses are told as ages alone."""
         self._monotonic = monotonic
+        self._wall = now
+        self._ahead_s: float | None = None
+        self._shown: Live | None = None
+        self._shown_at = 0.0
+        self._leading_since = 0.0
+        self._shown_agents: dict[str, AgentLive] = {}
+        self._is_new_gateway = False
+        self._heard: set[str] = set()
+        """Agents heard since they were shown."""
         self._row_gap_s = row_gap_s
         self._gateways: dict[str, _Gateway] = {}
         self._agents: dict[str, _Agent] = {}
@@ -81,13 +108,14 @@ class LiveTracker:
             for model in known.beacon.waiting:
                 last_use_at[model] = max(last_use_at.get(model, known.heard_at), known.heard_at)
         for model, age_s in beacon.last_use_age_s.items():
-            at = now - age_s
+            at = now - age_s if age_s > 0 else now
             before = last_use_at.get(model)
             if before is None or at > before:
                 # Ages arrive rounded and late by milliseconds; a quarter of a second is a new use.
                 changed = changed or before is None or at > before + 0.25
                 last_use_at[model] = at
         self._gateways[name] = _Gateway(beacon=beacon, heard_at=now, last_use_at=last_use_at)
+        self._is_new_gateway = True
         return changed
 
     def on_agent(self, name: str, beacon: AgentBeacon) -> bool:
@@ -106,6 +134,7 @@ class LiveTracker:
                 heard, row_since = known.heard + 1, known.row_since
                 trusted_since = now if heard == BEACONS_TRUSTED else known.trusted_since
             replicas = known.replicas
+        self._heard.add(name)
         self._agents[name] = _Agent(
             beacon=beacon,
             heard_at=now,
@@ -129,18 +158,53 @@ class LiveTracker:
             agent.heard = 0
             agent.row_since = now
             agent.trusted_since = None
+        self._shown = None
 
     def view(self, *, leading_since: float) -> Live:
-        """Everything as ages, sorted by name so that decisions do not depend on arrival."""
+        """Everything as ages, sorted by name so that decisions do not depend on arrival.
+
+        It is the same object as before while that is true of it (AGES_HOLD_S).
+        """
         now = self._monotonic()
-        self._forget(now)
-        return Live(
+        is_new_term = leading_since != self._leading_since
+        shown, heard = self._shown, self._shown_agents
+        if shown is None or not 0 <= now - self._shown_at < AGES_HOLD_S:
+            self._forget(now)
+            heard.clear()
+            heard.update(
+                (name, _agent_live(self._agents[name], now)) for name in sorted(self._agents)
+            )
+            self._shown_at = now
+        elif self._heard <= heard.keys():
+            heard.update((name, _agent_live(self._agents[name], now)) for name in self._heard)
+            if not (self._heard or self._is_new_gateway or is_new_term):
+                return shown
+        else:
+            self._shown = None
+            return self.view(leading_since=leading_since)
+        ahead_s = self._wall_ahead_s(now)
+        self._shown = Live(
             leading_for_s=max(0.0, now - leading_since),
             gateways=tuple(
-                _gateway_live(self._gateways[name], now) for name in sorted(self._gateways)
+                _gateway_live(self._gateways[name], now, ahead_s) for name in sorted(self._gateways)
             ),
-            agents=tuple(_agent_live(self._agents[name], now) for name in sorted(self._agents)),
+            agents=tuple(heard.values()),
         )
+        self._leading_since = leading_since
+        self._is_new_gateway = False
+        self._heard.clear()
+        return self._shown
+
+    def _wall_ahead_s(self, now: float) -> float | None:
+        """By how much the wall clock is ahead of this process's own; the same number until it was set."""
+        if self._wall is None:
+            return None
+        ahead_s = self._wall().timestamp() - now
+        if self._ahead_s is None or abs(ahead_s - self._ahead_s) > _STEP_S:
+            self._ahead_s = ahead_s
+            for gateway in self._gateways.values():
+                gateway.at_s = None
+        return self._ahead_s
 
     def _forget(self, now: float) -> None:
         for table in (self._gateways, self._agents):
@@ -160,9 +224,14 @@ def _follow_counters(known: _Counters | None, counters: EngineCounters, now: flo
     return _Counters(counters=counters, changed_at=known.changed_at)
 
 
-def _gateway_live(gateway: _Gateway, now: float) -> GatewayLive:
+def _gateway_live(gateway: _Gateway, now: float, ahead_s: float | None) -> GatewayLive:
     beacon = gateway.beacon
     age_s = now - gateway.heard_at
+    uses = gateway.last_use_at
+    if gateway.ages_s is None:
+        gateway.ages_s = {model: gateway.heard_at - at for model, at in uses.items()}
+    if gateway.at_s is None and ahead_s is not None:
+        gateway.at_s = {model: at + ahead_s for model, at in uses.items()}
     return GatewayLive(
         gateway=beacon.gateway,
         incarnation=beacon.incarnation,
@@ -171,9 +240,8 @@ def _gateway_live(gateway: _Gateway, now: float) -> GatewayLive:
         inflight=beacon.inflight,
         waiting=beacon.waiting,
         # The domain adds the age of the beacon to what the beacon said.
-        last_use_age_s={
-            model: max(0.0, gateway.heard_at - at) for model, at in gateway.last_use_at.items()
-        },
+        last_use_age_s=gateway.ages_s,
+        last_use_at_s=gateway.at_s,
         leaving=beacon.leaving,
     )
 

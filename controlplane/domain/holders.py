@@ -50,6 +50,9 @@ def used_at_s(scene: Scene, model: str, ready_at_s: float) -> float:
     at_s = ready_at_s
     now_s = scene.now.timestamp()
     for gateway in scene.live.gateways:
+        if gateway.last_use_at_s is not None:
+            at_s = max(at_s, gateway.last_use_at_s.get(model, at_s))
+            continue
         age_s = gateway.last_use_age_s.get(model)
         if age_s is not None:
             at_s = max(at_s, now_s - (age_s + gateway.age_s))

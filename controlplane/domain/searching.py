@@ -5,10 +5,11 @@ what judging everything would find, and a test holds it to that. It never choose
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import groupby
 from typing import Final, Protocol
 
+from controlplane.domain.holders import LONG_AGO_S
 from controlplane.domain.judging import Demand, Facts, Found, judge
 from controlplane.domain.rooms import LONG_AGO, CardKey, Room, RoomKey
 from controlplane.domain.scene import ANY, Scene
@@ -27,71 +28,129 @@ def can_search(demand: Demand) -> bool:
 class Drains:
     """Cards with replicas that may be drained, those first whose replicas were used least recently.
 
-    The order holds for one set of beacons at one moment; cards that change meanwhile are put in anew. It is
-    sorted no further than somebody looked.
+    It is kept from one set of beacons to the next. A card's place in it is never later than it should be, and
+    is looked at again before the card is told: a use moves it back, which costs nothing until somebody asks.
+    Only what moves a card forward is looked for: requests that ended, a use a gateway takes back, a change of
+    the card. It is sorted no further than somebody looked.
     """
 
     def __init__(self, scene: Scene) -> None:
+        self._look(scene)
+        self._change = scene.index.change
+        self._busy: set[tuple[str, CardKey]] = set()
+        self._sorted: list[tuple[_Bound, Room]] = []
+        rooms = scene.index.book(scene.world).drainable
+        self._bounds = {where: self._bound(room) for where, room in rooms.items()}
+        self._heap = [(bound, where) for where, bound in self._bounds.items()]
+        heapify(self._heap)
+
+    def _look(self, scene: Scene) -> None:
         self._live = scene.live
         self._now = scene.now
-        self._change = scene.index.change
-        self._busy = {
-            id_ for g in scene.live.gateways for id_, count in g.inflight.items() if count > 0
-        }
-        for agent in scene.live.agents:
-            for id_, told in agent.replicas.items():
-                if told.counters.inflight:
-                    self._busy.add(id_)
         self._now_s = scene.now.timestamp()
-        self._uses = [(g.last_use_age_s, g.age_s) for g in scene.live.gateways]
-        book = scene.index.book(scene.world)
-        self._heap = [self._entry(room) for room in book.drainable.values()]
-        heapify(self._heap)
-        self._sorted: list[tuple[_Bound, Room]] = []
+        self._agents = scene.agents
+        gateways = scene.live.gateways
+        self._inflight = [g.inflight for g in gateways if g.inflight]
+        self._ages = [(g.last_use_age_s, g.age_s) for g in gateways if g.last_use_at_s is None]
+        self._uses = {g.gateway: g.last_use_at_s for g in gateways if g.last_use_at_s is not None}
 
-    def is_for(self, scene: Scene) -> bool:
-        return self._live is scene.live and self._now == scene.now
+    def _follow(self, scene: Scene) -> None:
+        """Takes these beacons and this moment in place of the last."""
+        if self._live is scene.live and self._now == scene.now:
+            return
+        ages, uses = self._ages, self._uses
+        self._look(scene)
+        if ages or self._ages or not uses.keys() <= self._uses.keys():
+            self.__init__(scene)
+            return
+        places = scene.index.items_of
+        moved: set[CardKey] = set()
+        for gateway, before in uses.items():
+            after = self._uses[gateway]
+            if after is before:
+                continue
+            earlier = [m for m, at_s in before.items() if after.get(m, LONG_AGO_S) < at_s]
+            for planned in (p for m in earlier for p in places.get(m, {}).values()):
+                moved.update((planned.node, card) for card in planned.item.cards)
+        for id_, where in tuple(self._busy):
+            if not self._is_busy(where[0], id_):
+                self._busy.discard((id_, where))
+                moved.add(where)
+        self._put(scene, moved)
 
-    def _entry(self, room: Room) -> tuple[_Bound, CardKey]:
-        """The least a candidate there can come to. Thousands are made for each set of beacons, so this spells
-        out what holders.used_at_s and a `min` over the replicas would say."""
+    def _is_busy(self, node: str, id_: str) -> bool:
+        for inflight in self._inflight:
+            if inflight.get(id_, 0) > 0:
+                return True
+        agent = self._agents.get(node)
+        told = agent.replicas.get(id_) if agent is not None and agent.replicas else None
+        return told is not None and (told.counters.inflight or 0) > 0
+
+    def _bound(self, room: Room) -> _Bound:
+        """The least a candidate there can come to: what holders.py says of each replica, spelled out because
+        thousands are asked for at once."""
         least_busy, least_used_s = True, float("inf")
         for id_, model, used_s in room.drainable:
-            for ages, beacon_age_s in self._uses:
+            for uses in self._uses.values():
+                at_s = uses.get(model, used_s)
+                if at_s > used_s:
+                    used_s = at_s
+            for ages, beacon_age_s in self._ages:
                 age_s = ages.get(model)
                 if age_s is not None:
                     at_s = self._now_s - (age_s + beacon_age_s)
                     if at_s > used_s:
                         used_s = at_s
-            is_busy = id_ in self._busy
+            is_busy = self._is_busy(room.node, id_)
+            if is_busy:
+                self._busy.add((id_, room.where))
             if is_busy == least_busy:
                 if used_s < least_used_s:
                     least_used_s = used_s
             elif least_busy:
                 least_busy, least_used_s = False, used_s
-        return (least_busy, least_used_s, room.key), room.where
+        return (least_busy, least_used_s, room.key)
+
+    def _put(self, scene: Scene, moved: Iterable[CardKey]) -> None:
+        """Puts these cards in anew, and back what was told already: one of them may come before it."""
+        rooms = scene.index.book(scene.world).drainable
+        for bound, room in self._sorted:
+            heappush(self._heap, (bound, room.where))
+        self._sorted.clear()
+        for where in moved:
+            room = rooms.get(where)
+            if room is None:
+                self._bounds.pop(where, None)
+                continue
+            bound = self._bounds[where] = self._bound(room)
+            heappush(self._heap, (bound, where))
+        if len(self._heap) > 2 * len(rooms) + 64:
+            self._heap = [(bound, where) for where, bound in self._bounds.items()]
+            heapify(self._heap)
 
     def in_order(self, scene: Scene) -> Iterator[tuple[_Bound, Room]]:
         """Cards with the least their candidate could come to: requests on its victims, their last use."""
+        self._follow(scene)
         rooms = scene.index.book(scene.world).drainable
         changed = scene.index.changed_since(self._change)
         if changed is None:
             self.__init__(scene)
-            changed = ()
-        if changed:
-            for where in {where for where in changed if where in rooms}:
-                heappush(self._heap, self._entry(rooms[where]))
-            # What was sorted already goes back: a card that changed may come before it.
-            for bound, room in self._sorted:
-                heappush(self._heap, (bound, room.where))
-            self._sorted.clear()
+        elif changed:
+            self._put(scene, set(changed))
             self._change = scene.index.change
         yield from self._sorted
         while self._heap:
-            bound, where = heappop(self._heap)
+            bound, where = self._heap[0]
             room = rooms.get(where)
-            if room is None or room.key != bound[2]:
+            if room is None or self._bounds.get(where) is not bound:
+                heappop(self._heap)
                 continue
+            exact = self._bound(room)
+            if exact > bound:
+                self._bounds[where] = exact
+                heapreplace(self._heap, (exact, where))
+                continue
+            heappop(self._heap)
             self._sorted.append((bound, room))
             yield bound, room
 
@@ -229,7 +288,7 @@ def _drained(scene: Scene, facts: Facts, judged: list[Found]) -> Found | None:
     leased = _least(one(p, r, r.reach_bytes) for r in book.leased.values() for p in places)
     best = _least((best, residue, leased))
     drains = scene.index.drains
-    if not isinstance(drains, Drains) or not drains.is_for(scene):
+    if not isinstance(drains, Drains):
         drains = scene.index.drains = Drains(scene)
     for group in _by_priority(facts):  # c
         found = _first_drained(scene, drains, group, one)

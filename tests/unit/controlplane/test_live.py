@@ -1,10 +1,12 @@
 """Beacons become ages: what is heard, what is missed, and what an outage leaves."""
 
+from datetime import timedelta
 from typing import Any
 
 from controlplane.domain.decision import AgentLive, GatewayLive
-from controlplane.live import FORGET_AFTER_S, LiveTracker
+from controlplane.live import AGES_HOLD_S, FORGET_AFTER_S, LiveTracker
 from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon
+from tests.support.worlds import T0
 
 
 class Clock:
@@ -144,3 +146,44 @@ def test_who_is_silent_for_a_day_is_forgotten() -> None:
     clock.now += FORGET_AFTER_S + 1
     view = live.view(leading_since=0.0)
     assert (view.gateways, view.agents) == ((), ())
+
+
+def test_ages_are_the_same_object_until_somebody_speaks_or_a_moment_passed() -> None:
+    live, clock = tracker()
+    live.on_gateway("g", gateway(1))
+    live.on_agent("n", agent())
+    live.on_agent("o", AgentBeacon(node="o", epoch=1, position=5))
+    first = live.view(leading_since=0.0)
+    clock.now += AGES_HOLD_S / 2
+    assert live.view(leading_since=0.0) is first
+    live.on_agent("n", agent(leaving=True))
+    second = live.view(leading_since=0.0)
+    assert [(a.node, a.leaving) for a in second.agents] == [("n", True), ("o", False)]
+    assert second.agents[1] is first.agents[1], "of others only the ages would differ"
+    live.on_gateway("g", gateway(2, inflight={"r": 1}))
+    assert live.view(leading_since=0.0).gateways[0].inflight == {"r": 1}
+    assert live.view(leading_since=5.0).leading_for_s == clock.now - 5.0
+    clock.now += AGES_HOLD_S
+    assert [a.age_s for a in live.view(leading_since=5.0).agents] == [
+        clock.now - 1000.025,
+        clock.now - 1000.0,
+    ]
+
+
+def test_a_model_nobody_used_since_keeps_the_very_time_of_its_last_use() -> None:
+    clock = Clock()
+    wall = T0
+    live = LiveTracker(clock, row_gap_s=30.0, now=lambda: wall)
+    live.on_gateway("g", gateway(1, last_use_age_s={"m": 4.0, "k": 2.0}))
+    first = live.view(leading_since=0.0).gateways[0].last_use_at_s
+    assert first == {"m": T0.timestamp() - 4, "k": T0.timestamp() - 2}
+    clock.now += 1.0
+    wall += timedelta(seconds=1.0004)  # the two clocks drift apart
+    live.on_gateway("g", gateway(2, last_use_age_s={"m": 5.0, "k": 0.0}))
+    second = live.view(leading_since=0.0).gateways[0].last_use_at_s
+    assert second == {"m": first["m"], "k": T0.timestamp() + 1}
+    wall += timedelta(hours=1)  # set
+    clock.now += 1.0
+    third = live.view(leading_since=0.0).gateways[0].last_use_at_s
+    assert third is not None
+    assert abs(third["m"] - first["m"] - 3600) < 1
