@@ -20,6 +20,7 @@ from controlplane.ctl.leaseview import (
 from controlplane.ctl.show import size
 from schemas.activation import PENDING_PHASES
 from schemas.card import Card, Lease, Waiter
+from schemas.cardnames import ANY_SCOPE, scope_of
 from schemas.cardstate import free_bytes, held_bytes, is_free, kept_by
 from schemas.replica import TERMINAL_PHASES
 
@@ -118,9 +119,9 @@ class Yard:
 
 
 def _waits_for(activation: Row, card: Card, here: set[str]) -> bool:
-    scope = activation.get("scope", "any")
-    if scope != "any":
-        return scope == f"{card.node}~{card.id}"
+    scope = activation.get("scope", ANY_SCOPE)
+    if scope != ANY_SCOPE:
+        return scope == scope_of(card.node, card.id)
     if activation["phase"] not in ("waiting", "wanted"):
         return False
     if here & set(activation.get("waiting_for", ())):

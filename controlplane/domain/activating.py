@@ -18,6 +18,7 @@ from controlplane.domain.reconcile import NO_CAPACITY_RETRY_S, claims_before, se
 from controlplane.domain.scene import ANY, Hold, Scene, in_scope, is_off
 from events.log import StoredCommand
 from schemas.activation import PENDING_PHASES, Activation, ActivationRefused, ActivationWanted
+from schemas.cardnames import readings
 from schemas.commands import Command, ModelActivate
 
 LONGEST_SCOPE: Final = 401
@@ -98,7 +99,8 @@ def _stray(
     strays = sum(following.is_nowhere(scene, a) for a in scene.activations_of(wanted.model))
     if is_new and strays >= MOST_STRAY_SCOPES:
         return None
-    name, _, card = wanted.scope.partition("~")
+    named = list(readings(wanted.scope))
+    name, card = next((pair for pair in named if pair[0] in scene.world.nodes), named[0])
     node = scene.world.nodes.get(name)
     if node is None:
         why = f"there is no node {name}; known: {_listed(sorted(scene.world.nodes))}"

@@ -27,6 +27,7 @@ from schemas.activation import (
     ActivationWaiting,
     ActivationWanted,
 )
+from schemas.cardnames import readings
 from schemas.model import Model
 from schemas.replica import Replica
 
@@ -275,14 +276,9 @@ def is_nowhere(scene: Scene, activation: Activation) -> bool:
 
 def is_somewhere(scene: Scene, scope: str) -> bool:
     """Whether a scope is `any`, or the card it names is in the inventory of its node."""
-    if scope == ANY:
-        return True
-    # Names may hold a `~` themselves: every way to read the scope is tried.
-    for at in (place for place, sign in enumerate(scope) if sign == "~"):
-        node = scene.world.nodes.get(scope[:at])
-        if node is not None and any(info.id == scope[at + 1 :] for info in node.cards):
-            return True
-    return False
+    return scope == ANY or any(
+        scene.index.room(scene.world, where) is not None for where in readings(scope)
+    )
 
 
 def forgotten(scene: Scene, name: str) -> Decision | None:

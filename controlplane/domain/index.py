@@ -6,7 +6,6 @@ forgetting it costs time and never changes a decision.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from fnmatch import fnmatchcase
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from controlplane.domain.planned import Planned
 from controlplane.domain.revision import profile_revision
 from controlplane.domain.rooms import CardKey, Room, RoomBook, make_room
 from controlplane.domain.world import World
+from schemas.cardnames import ANY_SCOPE, is_named
 from schemas.model import Profile
 from schemas.plan import Plan
 from schemas.replica import Replica
@@ -383,7 +383,7 @@ class StepIndex:
         return self.changes[change - self.changes_from :]
 
     def _forget_waits(self, model: str) -> None:
-        for scope in ("any", *self.scopes_of.get(model, ())):
+        for scope in (ANY_SCOPE, *self.scopes_of.get(model, ())):
             self.waits.pop((model, scope), None)
 
     def _forget_room(self, card: CardKey) -> None:
@@ -458,11 +458,10 @@ class StepIndex:
         """The cards that one of these patterns of `node/card` names, in order; kinds among them name none."""
         known = self._matching.get(patterns)
         if known is None:
-            named = [wish for wish in patterns if "/" in wish]
             known = tuple(
                 card
                 for card in sorted(self._places)
-                if any(fnmatchcase(f"{card[0]}/{card[1]}", wish) for wish in named)
+                if any(is_named(wish, *card) for wish in patterns)
             )
             self._matching[patterns] = known
         return known

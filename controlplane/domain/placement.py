@@ -25,7 +25,8 @@ from controlplane.domain.judging import (
     unsuited,
 )
 from controlplane.domain.rooms import CardKey, Planned
-from controlplane.domain.scene import ANY, Scene
+from controlplane.domain.scene import ANY, Scene, is_in_scope
+from schemas.cardnames import readings
 from schemas.model import Model, Profile
 from schemas.placement import Candidate, PlacementReport
 
@@ -244,20 +245,19 @@ def _all(scene: Scene, facts: Facts) -> Iterator[Found]:
     demand = facts.demand
     yield from _parked(scene, facts)
     world = scene.world
-    nodes = sorted(world.nodes)
-    asked_for = None
-    if demand.scope != ANY:
-        node, _, card = demand.scope.partition("~")
-        asked_for = (node, card)
-        nodes = [node] if node in world.nodes else []
     book = scene.index.book(world)
+    nodes = sorted(world.nodes)
+    asked_for: set[CardKey] = set()
+    if demand.scope != ANY:
+        asked_for = {where for where in readings(demand.scope) if where in book.rooms}
+        nodes = sorted({node for node, _ in asked_for})
     for place_, profile in enumerate(demand.model.profiles):
         for node in nodes:
             if profile.cards > 1:
                 yield judge_set(scene, facts, place_, node)
                 continue
             for where in scene.index.cards_at(node):
-                if asked_for is None or where == asked_for:
+                if demand.scope == ANY or where in asked_for:
                     yield judge(scene, facts, place_, book.rooms[where])
 
 
@@ -266,9 +266,7 @@ def _parked(scene: Scene, facts: Facts) -> Iterator[Found]:
     for planned, hold in scene.holds_of(demand.model.name):
         if hold != "parked":
             continue
-        if demand.scope != ANY and not any(
-            f"{planned.node}~{card}" == demand.scope for card in planned.item.cards
-        ):
+        if not is_in_scope(planned, demand.scope):
             continue
         found = judge_parked(scene, facts, planned)
         if found is not None:

@@ -16,11 +16,12 @@ from controlplane.domain.index import Planned, StepIndex
 from controlplane.domain.world import World
 from events.envelope import MAX_EVENT_BYTES
 from schemas.activation import LIVE_PHASES, Activation
+from schemas.cardnames import ANY_SCOPE, scope_of
 from schemas.model import Model, Profile
 from schemas.replica import TERMINAL_PHASES
 from schemas.settings import ControlplaneSettings
 
-ANY = "any"
+ANY: Final = ANY_SCOPE
 
 MOST_STATE_BYTES: Final = MAX_EVENT_BYTES - 16 * 1024
 """A state of an event; the rest is for its envelope, reason and change."""
@@ -161,7 +162,7 @@ def is_demanded(activation: Activation, model: Model) -> bool:
 
 
 def is_in_scope(planned: Planned, scope: str) -> bool:
-    return scope == ANY or any(f"{planned.node}~{card}" == scope for card in planned.item.cards)
+    return scope == ANY or any(scope_of(planned.node, card) == scope for card in planned.item.cards)
 
 
 def in_scope(held: Iterable[tuple[Planned, Hold]], scope: str) -> list[tuple[Planned, Hold]]:

@@ -117,3 +117,17 @@ def test_a_set_for_a_kept_card_waits_for_it_although_others_would_do() -> None:
     waiting = y.world.activations[("pair", "n1~gpu0")]
     assert (waiting.phase, waiting.kept) == ("waiting", True)
     assert y.items() == []
+
+
+def test_a_card_is_found_by_its_scope_whatever_its_node_is_called() -> None:
+    y = parking_yard(gpu0=8)
+    y.node("rack~1", {"gpu~0": 8})
+    y.settle()
+    y.add(model("a", 4), model("b", 4))
+    y.send(ModelActivate(model="a", scope="rack~1~gpu~0"), actor="gateway")
+    y.until(lambda: cards_of(y, "a") == ["gpu~0"], 10)
+    assert y.phase("a", "rack~1~gpu~0") == "ready"
+    y.send(ModelActivate(model="b", scope="rack~1~gpu7"), actor="gateway")
+    y.settle()
+    refused = y.world.activations[("b", "rack~1~gpu7")]
+    assert refused.reason == "rack~1 has no card gpu7; it has gpu~0"
