@@ -230,6 +230,9 @@ class Fleet:
                 held = self._fresh(item)
                 held = replace(held, replica=replace(held.replica, card_revs=revs))
                 self._books.say(held, ReplicaRefused(card_revs=revs), reason=reason)
+                # One that stood in line may have its lease already, and not be startable any more.
+                self._leave_line(item.replica)
+                self._books.release(item.replica, freed_bytes=0, why="refused")
             case assignments.Wait():
                 self._wait(action)
             case assignments.Unpark(replica=name, cards=cards):
@@ -333,9 +336,17 @@ class Fleet:
         return ", ".join(f"{names[x]} ({x})" if names.get(x) else x for x in holders) or "nobody"
 
     def _leave_line(self, name: str) -> None:
+        """Out of line; a parked replica that was given its cards there has again what a parked one has."""
         changes = dequeue(self._books.cards, name, "withdrawn")
         if changes:
             self._books.change(*changes)
+        held = self._books.held.get(name)
+        if held is not None and held.replica.phase == "parked" and self._books.fences(name):
+            self._books.park(
+                name,
+                residual_bytes=held.replica.residual_bytes,
+                ram_bytes=held.replica.ram_bytes,
+            )
 
     def _unpark(self, name: str, cards: tuple[Card, ...]) -> None:
         """Leases the cards again and says so in one step; its supervisor brings it back."""

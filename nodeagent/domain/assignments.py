@@ -86,7 +86,7 @@ class StayParked(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LeaveLine(Struct, frozen=True, kw_only=True, tag=True):
-    """A parked replica is not to come back after all."""
+    """A parked replica is not to come back after all: out of line, and without what it was just given there."""
 
     replica: str
 
@@ -236,13 +236,13 @@ def _begin(
         said = held.replica.waiting_for if held is not None else None
         if said == in_line.waiting_for:
             return None
-        return _wait(item, in_line.waiting_for, cards, new=False)
+        return _wait(item, in_line.waiting_for, cards, now, new=False)
     granted = _reserve(item, observed, cards, now)
     if isinstance(granted, leases.Granted):
         return Start(item=item, cards=granted.cards)
     for_whom = _can_leave(item, observed, cards, granted)
     if for_whom and held is None:
-        return _wait(item, for_whom, cards, new=True)
+        return _wait(item, for_whom, cards, now, new=True)
     return Refuse(item=item, reason=granted.reason, card_revs=granted.card_revs)
 
 
@@ -259,7 +259,7 @@ def _bring_back(
         return None
     for_whom = _can_leave(item, observed, cards, granted)
     if for_whom:
-        return _wait(item, for_whom, cards, new=True)
+        return _wait(item, for_whom, cards, now, new=True)
     return StayParked(replica=item.replica, reason=granted.reason, card_revs=granted.card_revs)
 
 
@@ -330,11 +330,16 @@ def _in_line(item: PlanItem, cards: Mapping[str, Card]) -> Waiter | None:
 
 
 def _wait(
-    item: PlanItem, waiting_for: tuple[str, ...], cards: Mapping[str, Card], *, new: bool
+    item: PlanItem,
+    waiting_for: tuple[str, ...],
+    cards: Mapping[str, Card],
+    now: datetime,
+    *,
+    new: bool,
 ) -> Wait:
     after = dict(cards)
     if new:
-        changes = queue(cards, waiter_of(item, waiting_for, item.decided_at))
+        changes = queue(cards, waiter_of(item, waiting_for, now))
         after.update({change.card.id: change.card for change in changes})
     place = place_of(after, item.replica)
     return Wait(item=item, waiting_for=waiting_for, place=place, new=new)
@@ -379,8 +384,8 @@ def _stopping(
     if phase == "parked":  # d
         if stop.park == "never":
             return (Halt(replica=name, stop=stop),)
-        lined = any(leases.waiter_of(card, name) for card in (cards or {}).values())
-        return (LeaveLine(replica=name),) if lined else ()
+        returns = any(_returns_to(card, name) for card in (cards or {}).values())
+        return (LeaveLine(replica=name),) if returns else ()
     if phase == "ready":  # e
         own = stop.reason in OWN
         if held.replica.taken_back == stop.decision and not stop.force and not own:
@@ -390,6 +395,14 @@ def _stopping(
     if held.stop is None or held.stop.decision != stop.decision or held.stop.force != stop.force:
         return (Drain(replica=name, stop=stop),)
     return ()
+
+
+def _returns_to(card: Card, name: str) -> bool:
+    """Whether a parked replica is in line for its way back there, or was given its lease already."""
+    lease = leases.lease_of(card, name)
+    return leases.waiter_of(card, name) is not None or (
+        lease is not None and lease.kind != "parked"
+    )
 
 
 def stop_all(observed: Observed, stop: Stop) -> tuple[Action, ...]:

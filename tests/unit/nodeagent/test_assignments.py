@@ -434,6 +434,24 @@ def test_a_parked_replica_comes_back_behind_a_named_lease_that_leaves_for_it():
     )
 
 
+def test_a_parked_replica_that_had_its_cards_given_gives_them_back_when_it_is_to_stay():
+    """It was granted what it was in line for, and the wish went in the same moment."""
+    given = on_gpu(a_lease("r-1", 4))
+    item = gpu_item(stop=a_stop(park="may"))
+    assert actions(item, observed=seen(parked_on_gpu(), cards=given)) == (LeaveLine(replica="r-1"),)
+    (unpark,) = actions(gpu_item(), observed=seen(parked_on_gpu(), cards=given))
+    assert isinstance(unpark, Unpark)
+
+
+def test_a_new_place_in_line_is_behind_who_came_before_whenever_it_was_planned():
+    cards = on_gpu(a_lease("l-1", 7, process=None))
+    first = in_line(gpu_item("r-1", memory_gib=1, evict=("l-1",)), cards, ("l-1",))
+    planned_before = gpu_item("r-2", evict=("l-1",), decided_at=NOW - timedelta(hours=1))
+    (wait,) = actions(planned_before, observed=seen(held("r-1", "waiting"), cards=first))[-1:]
+    assert isinstance(wait, Wait)
+    assert (wait.new, wait.place) == (True, 2)
+
+
 def test_a_stop_that_lets_it_be_parked_leaves_a_parked_one_alone_and_another_ends_it():
     for park in ("may", "must"):
         item = gpu_item(stop=a_stop(park=park))

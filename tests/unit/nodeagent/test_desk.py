@@ -16,6 +16,7 @@ from nodeagent import processes
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.desk import Desk
+from nodeagent.domain import leases
 from nodeagent.domain.ports import PortBook
 from nodeagent.fleet import Fleet
 from nodeagent.journal import Journal
@@ -25,7 +26,10 @@ from schemas import codes
 from schemas.card import ProcessRef
 from schemas.cardasks import ClaimStart, LeaseAcquire, LeaseRelease, VmAttach
 from schemas.node import CardInfo
+from schemas.plan import Plan, PlanItem
+from schemas.replica import ReplicaWaiting
 from schemas.settings import GIB, NodeagentSettings
+from tests.support.agent_yard import a_held, a_stop, an_item
 from tests.support.aio import run, until
 
 SETTINGS = NodeagentSettings(lease_grace_s=0.2)
@@ -379,5 +383,47 @@ def test_before_its_cards_are_known_it_says_so(tmp_path):
             assert answer.status == "refused"
             assert "ask again in a moment" in answer.sentence
             assert place.holders() == []
+
+    run(story())
+
+
+def given(place: Place, item: PlanItem) -> None:
+    """The card of an item is its own from now on, as by the line."""
+    found = leases.reserve(place.books.cards, item.replica, item.cards, GIB, place.now, {})
+    assert isinstance(found, leases.Granted)
+    place.books.lease(found.cards, item.replica)
+
+
+def test_an_engine_that_was_given_its_card_and_cannot_start_gives_it_back(tmp_path):
+    """It stood in line; the agent that serves it has no such engine any more."""
+
+    async def story():
+        async with at_work(tmp_path) as place:
+            item = an_item("r-1", cards=("gpu0",))
+            held = a_held("r-1", "waiting", cards=("gpu0",), launch=item.launch)
+            place.books.say(held, ReplicaWaiting(waiting_for="l-1"))
+            given(place, item)
+            place.books.plan_read(Plan(node="n1", items=(item,)), 1)
+            place.fleet.acting = True
+            place.fleet.act()
+            assert place.books.held["r-1"].replica.phase == "refused"
+            assert place.holders() == []
+
+    run(story())
+
+
+def test_a_parked_engine_that_was_given_its_card_and_is_to_stay_has_what_a_parked_one_has(tmp_path):
+    async def story():
+        async with at_work(tmp_path) as place:
+            item = an_item("r-1", cards=("gpu0",), stop=a_stop(park="may"))
+            sizes = {"residual_bytes": 5, "ram_bytes": 7}
+            place.books.held["r-1"] = a_held("r-1", "parked", cards=("gpu0",), **sizes)
+            given(place, item)
+            place.books.plan_read(Plan(node="n1", items=(item,)), 1)
+            place.fleet.acting = True
+            place.fleet.act()
+            for name, memory_bytes in (("gpu0", 5), ("cpu", 7)):
+                (lease,) = place.books.cards[name].leases
+                assert (lease.kind, lease.memory_bytes) == ("parked", memory_bytes)
 
     run(story())
