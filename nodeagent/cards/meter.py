@@ -137,6 +137,9 @@ class CardMeter:
         state = self._cards().get(card)
         most = self._most.get(holder, {}).get(card, 0)
         lease = _lease(state, holder) if state is not None else None
+        if state is not None and state.vm is not None and state.vm.attached:
+            # It got the card when nobody held the device any more.
+            return Left(memory_bytes=0)
         if reading is None:
             told = f"{card} cannot be read, so nothing is known to be back"
             return Left(memory_bytes=max(most, 1), told=told)

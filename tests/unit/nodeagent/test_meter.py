@@ -394,3 +394,23 @@ def test_where_ram_counts_follows_from_the_leases():
         "gpu0": card("gpu0", "nvml", lease("r-4")),
     }
     assert counted_on(cards) == {"r-1": ("cpu",), "r-2": ("cpu",), "r-3": ("new", "old")}
+
+
+def test_nothing_is_missing_of_who_stayed_beside_a_vm_though_its_card_cannot_be_read(tmp_path):
+    """Only who does not hold the device any more stays there, so a parked copy that ends has left it."""
+    node = Node(tmp_path)
+    node.runs("r-1", 70)
+    node.use(70, GIB)
+
+    async def story():
+        node.lease("gpu0")
+        assert (await node.meter.left("r-1", "gpu0")).memory_bytes == GIB
+        node.lease("gpu0", kind="parked", memory_bytes=0, returning=True)
+        node.dies(70)
+        vm = Vm(name="win", since=NOW)
+        node.cards["gpu0"] = replace(node.cards["gpu0"], vm=vm)
+        node.use(70, 0)
+        node.cards["gpu0"] = replace(node.cards["gpu0"], vm=replace(vm, attached=True))
+        assert await node.meter.held_by("r-1", "gpu0") == 0
+
+    aio.run(story())
