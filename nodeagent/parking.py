@@ -37,6 +37,10 @@ EVICT_S: Final = 5.0
 """So long beyond their grace other parked copies may take to leave the RAM."""
 
 
+CANCEL_S: Final = 5.0
+"""So long a step that is broken off may take to end."""
+
+
 class Parked(Struct, frozen=True, kw_only=True):
     """It is parked. `ram_bytes` is to be leased on `cpu`, `residual_bytes` what it keeps on each card."""
 
@@ -290,7 +294,11 @@ class Parking:
             return str(fault)
         finally:
             doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
+            # A program that hangs in its driver does not even die; then its engine is ended all the same.
+            await asyncio.wait({doing}, timeout=CANCEL_S)
+            if not doing.done():
+                LOG.error("a step does not end", extra={"replica": self._name, "step": what})
+            doing.add_done_callback(_seen)
         return ""
 
     async def _read_back(
@@ -371,6 +379,12 @@ def weights_bytes(source: str) -> int | None:
             return sum(entry.stat().st_size for entry in entries if entry.is_file())
     except OSError:
         return None
+
+
+def _seen(step: "asyncio.Future[None]") -> None:
+    """How a step ended that nobody waits for is of no interest."""
+    if not step.cancelled():
+        step.exception()
 
 
 async def _prove(engine: Parkable, paths: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from nodeagent import parking
 from nodeagent.cards.nvml import Nvml
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.vllm import VllmDriver
@@ -647,6 +648,35 @@ def test_a_game_waits_for_no_park_that_is_under_way(tmp_path):
             assert (await asked(hand, ClaimEnd(what="doom"))).status == "done"
             # No fault of the engine: its model is parked the next time.
             await parked(hand, vllm_item("r-2"), "d-2")
+
+    run(story(), STORY_S)
+
+
+def test_inv_5_a_step_that_cannot_even_be_broken_off_holds_nothing_up(tmp_path, monkeypatch):
+    """As a program that hangs in its driver: no signal ends it before the driver answers."""
+    monkeypatch.setattr(parking, "CANCEL_S", 0.1)
+
+    async def story():
+        async with memory_yard(tmp_path) as yard, parks(yard) as agent:
+            hand = yard.hand
+            answers = asyncio.Event()
+
+            async def hangs(_: object) -> None:
+                while not answers.is_set():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await answers.wait()
+
+            way = agent.agent._a.tools.parkbook.ways["sleep"]
+            monkeypatch.setattr(way, "park", hangs)
+            quick = Parking(way="sleep", timeout_s=0.2)
+            await hand.plan(vllm_item("r-1", parking=quick))
+            ready = await hand.phase("r-1", "ready")
+            await stop(hand, "r-1", to_park())
+            stopped = await hand.phase("r-1", "stopped")
+            assert stopped.reason == "drained; its park failed: it took more than 0.2 s to park"
+            assert not alive(ready.pid)
+            await free(hand, "gpu0", "cpu")
+            answers.set()
 
     run(story(), STORY_S)
 
