@@ -14,8 +14,9 @@ from controlplane.domain import placement, record, standing
 from controlplane.domain.decision import Ids, Live
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import Claims, Demand, Placed, Wait
-from controlplane.domain.reconcile import claims_before, within_max
+from controlplane.domain.reconcile import within_max
 from controlplane.domain.scene import ANY, Scene, in_scope, is_demanded, is_off
+from controlplane.domain.shortage import claims_before
 from controlplane.domain.world import World
 from controlplane.projections.readmodel import NotSynced
 from schemas.activation import PENDING_PHASES, Activation

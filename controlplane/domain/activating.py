@@ -14,8 +14,9 @@ from controlplane.domain.decision import Decision
 from controlplane.domain.index import Planned
 from controlplane.domain.placement import Demand
 from controlplane.domain.planedit import PlanEdit
-from controlplane.domain.reconcile import NO_CAPACITY_RETRY_S, claims_before, serve
+from controlplane.domain.reconcile import NO_CAPACITY_RETRY_S, serve
 from controlplane.domain.scene import ANY, Hold, Scene, in_scope, is_off
+from controlplane.domain.shortage import claims_before
 from events.log import StoredCommand
 from schemas.activation import PENDING_PHASES, Activation, ActivationRefused, ActivationWanted
 from schemas.cardnames import readings

@@ -15,6 +15,7 @@ from controlplane.domain import (
     jobs,
     reconcile,
     resting,
+    shortage,
     standing,
     upkeep,
 )
@@ -115,7 +116,7 @@ def _upkeep(scene: Scene) -> Decision | None:
         else:
             index.blocked.discard(name)
         index.idle.set(name, idle.not_before(scene, name))
-        if reconcile.demand_of(scene, name) is not None:
+        if shortage.demand_of(scene, name) is not None:
             index.short.add(name)
             # Time alone may have brought it here, with nothing new in the log for the queue to notice.
             index.queue_seen = None
