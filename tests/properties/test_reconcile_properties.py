@@ -7,10 +7,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controlplane.domain import idle, reconcile, resting, upkeep
+from controlplane.domain import idle, resting, shortage, upkeep
 from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
-from schemas.commands import ModelLoad, ModelUnload, NodeCordon, NodeUncordon
+from schemas.commands import ModelActivate, ModelLoad, ModelUnload, NodeCordon, NodeUncordon
 from schemas.model import ModelChanged, Scaling
 from schemas.replica import TERMINAL_PHASES
 from tests.support.parking import ParkingYard
@@ -188,7 +188,7 @@ class Stories(RuleBasedStateMachine):
             rest = resting.at_rest(scene, name)
             if rest is not None:
                 assert upkeep.look_after(scene, name) is None
-                assert reconcile.demand_of(scene, name) is None
+                assert shortage.demand_of(scene, name) is None
                 assert upkeep.due_at(scene, name) is None
                 assert idle.not_before(scene, name) == rest.idle_at
 
@@ -302,6 +302,23 @@ class CardStories(Stories):
     def a_lease_ends(self, card: str) -> None:
         self._cards().end_lease(f"l-{card}")
         self.yard.turn()
+
+    @rule(name=st.sampled_from(NAMES), card=st.sampled_from(["gpu0", "gpu1"]))
+    def a_card_is_asked_for(self, name: str, card: str) -> None:
+        self.yard.send(ModelActivate(model=name, scope=f"n0~{card}"), actor="gateway")
+        self.yard.turn()
+
+    @rule()
+    def nobody_asks_anew(self) -> None:
+        """Whatever is kept, short or asked for on a card: models do not move about for ever."""
+        y = self._cards()
+        for engine in y.engines.values():
+            engine.fails = 0
+        y.advance(60, by=4)
+        before = {name: y.started(name) for name in NAMES}
+        y.advance(120, by=4)
+        for name, count in before.items():
+            assert y.started(name) - count <= 4, (name, y.tail(20))
 
     @rule(name=st.sampled_from(NAMES))
     def a_parked_copy_is_lost(self, name: str) -> None:
