@@ -30,7 +30,8 @@ LOG = logging.getLogger(__name__)
 REMEMBERED: Final = 1000
 """So many ends of waiters are known, for whoever asks again what became of his."""
 
-LONGEST_S: Final = 3600.0
+LONGEST_S: Final = 60.0
+"""So late at most a time is seen to have passed on a clock that was set, or a machine that slept."""
 
 Environment = Callable[[tuple[str, ...]], dict[str, str]]
 

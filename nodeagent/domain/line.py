@@ -6,6 +6,7 @@ is room for him, is decided in `domain/granting.py`.
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +26,8 @@ from schemas.card import (
     Waiter,
 )
 from schemas.cardstate import free_bytes
+
+_LATER: Final = timedelta(microseconds=1)
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -58,7 +61,13 @@ def place_of(cards: Mapping[str, Card], id: str) -> int:
 
 
 def queue(cards: Mapping[str, Card], waiter: Waiter) -> tuple[Change, ...]:
-    """Puts a waiter in line on all its cards, all of which are on this node."""
+    """Puts a waiter in line on all its cards, all of which are on this node.
+
+    He came after everybody who is there already, whatever the clock says: it may have been set back.
+    """
+    latest = max((x.since for name in waiter.cards for x in cards[name].waiters), default=None)
+    if latest is not None and waiter.since < latest:
+        waiter = replace(waiter, since=latest + _LATER)
     event = CardQueued(waiter=waiter.id, waiting_for=waiter.waiting_for)
     changes: list[Change] = []
     for name in waiter.cards:

@@ -292,6 +292,28 @@ def test_a_process_that_is_gone_already_or_is_another_gets_nothing(tmp_path):
                     assert answer.status == "refused"
                     await until(lambda: place.holders() == [], "no lease")
                 assert process.poll() is None
+                process.kill()
+                # Dead, and nobody has asked how it ended: it holds nothing any more.
+                await until(lambda: not processes.is_same(ref.pid, ref.started), "its end")
+                assert place.desk.ask(acquire("l-9"), by="ana", process=ref).status == "refused"
+                await until(lambda: place.holders() == [], "no lease")
+
+    run(story())
+
+
+def test_a_clock_that_is_set_back_lets_nobody_overtake(tmp_path):
+    async def story():
+        async with at_work(tmp_path) as place:
+            place.holds = True
+            for id in ("l-1", "l-2", "l-3"):
+                place.desk.ask(acquire(id, pinned=True, wait_s=7200.0), by="ana")
+                place.pass_time(-1800)
+            place.desk.ask(acquire("l-4", "gpu0", "gpu1", wait_s=7200.0), by="ana")
+            place.holds = False
+            place.desk.ask(LeaseRelease(what="l-1"), by="ana")
+            await until(lambda: place.holders() == ["l-2"], "the next in line")
+            assert place.line() == ["l-3", "l-4"]
+            assert place.line("gpu1") == ["l-4"]
 
     run(story())
 

@@ -132,9 +132,9 @@ def test_the_line_goes_by_priority_then_time_then_id():
     later = NOW + timedelta(seconds=1)
     node.wait(
         waiter("l-4", priority="batch"),
-        waiter("l-3", since=later),
         waiter("l-2"),
         waiter("l-1"),
+        waiter("l-3", since=later),
         waiter("l-5", priority="hold", since=later),
     )
     node.settle()
