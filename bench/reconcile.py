@@ -168,7 +168,9 @@ def live_of(y: Yard, models: int) -> Live:
             for g in range(2)
         ),
         agents=tuple(
-            AgentLive(node=node, epoch=1, age_s=1.0, heard=100, heard_for_s=500.0, trusted_for_s=490.0)
+            AgentLive(
+                node=node, epoch=1, age_s=1.0, heard=100, heard_for_s=500.0, trusted_for_s=490.0
+            )
             for node in y.world.nodes
         ),
     )
