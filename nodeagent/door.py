@@ -262,7 +262,9 @@ class Door:
                 await close()
 
     async def _write(self, writer: asyncio.StreamWriter, answer: CardAnswer) -> None:
-        """Raises TimeoutError when the asker does not read."""
+        """Raises TimeoutError when the asker does not read, ConnectionResetError when it left."""
+        if writer.is_closing():  # uvloop takes a write on a lost connection for a fault of ours
+            raise ConnectionResetError("the asker left")
         writer.write(msgspec.json.encode(answer) + b"\n")
         async with asyncio.timeout(self._write_s):
             await writer.drain()
@@ -274,6 +276,8 @@ async def _next(answers: AsyncIterator[CardAnswer]) -> CardAnswer | None:
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Reads what is still on its way: closing on it would take the answer from the other end."""
+    if writer.is_closing():
+        return
     writer.write_eof()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):

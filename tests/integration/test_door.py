@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import getpass
 import json
+import logging
 import os
+import socket
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -21,6 +23,7 @@ from nodeagent.door import MOST_ASKERS, MOST_BYTES, NODE, SOCKET, Door
 from schemas.cardasks import CardAnswer, CardAsk, ClaimStart, LeaseAcquire, LeaseRelease
 from tests.support.aio import run, until
 from tests.support.card_desk import FakeDesk, granted, waits
+from tests.support.http_wire import LOOPS, run_on
 
 ID = "l-abcdefgh23"
 
@@ -296,6 +299,52 @@ def test_an_asker_that_leaves_while_it_waits_leaves_the_line(tmp_path: Path) -> 
             await until(lambda: desk.left == [ID], "the waiter is gone")
 
     run(story())
+
+
+def sockets_open() -> int:
+    """How many sockets this process has open."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    return count
+
+
+class SlowDesk(FakeDesk):
+    """Puts down what follows a first answer only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(waits)
+        self.writes = asyncio.Event()
+
+    async def durable(self) -> None:
+        await super().durable()
+        if self.durables > 1:
+            await self.writes.wait()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_asker_that_leaves_as_its_answer_comes_is_no_fault_of_the_agent(
+    loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        desk = SlowDesk()
+        async with door(tmp_path, desk) as (_, path):
+            client = socket.socket(socket.AF_UNIX)
+            client.connect(os.path.relpath(path))
+            client.setblocking(False)
+            client.send(json.dumps(acquire(wait_s=9)).encode() + b"\n")
+            await until(lambda: desk.durables == 1, "the ask to be put in line")
+            desk.tell(granted(ClaimStart(id=ID, name="render", card="gpu0")))
+            await until(lambda: desk.durables == 2, "the grant to be put down")
+            before = sockets_open()
+            client.close()  # with an answer unread: the agent's end is reset
+            await until(lambda: sockets_open() <= before - 2, "the agent's end to be closed")
+            desk.writes.set()
+            await until(lambda: desk.left == [ID], "the asker to be gone")
+        assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+    run_on(loop, story())
 
 
 def test_an_asker_killed_while_it_waits_leaves_the_line(tmp_path: Path) -> None:
