@@ -9,8 +9,9 @@ from typing import Final
 from controlplane.domain import activation as moves
 from controlplane.domain import catalog, departures, memory
 from controlplane.domain.decision import Accepted, Change, Rejected
+from controlplane.domain.found import Demand
 from controlplane.domain.index import Planned
-from controlplane.domain.judging import Demand, facts_of, judge_parked
+from controlplane.domain.judging import facts_of, judge_parked
 from controlplane.domain.planedit import PlanEdit
 from controlplane.domain.scene import ANY, Scene, is_demanded, is_off
 from schemas import codes

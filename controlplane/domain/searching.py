@@ -9,8 +9,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import groupby
 from typing import Final, Protocol
 
+from controlplane.domain.found import Demand, Facts, Found
 from controlplane.domain.holders import LONG_AGO_S
-from controlplane.domain.judging import Demand, Facts, Found, judge
+from controlplane.domain.judging import judge
 from controlplane.domain.rooms import LONG_AGO, CardKey, Room, RoomKey
 from controlplane.domain.scene import ANY, Scene
 
