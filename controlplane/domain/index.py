@@ -74,7 +74,8 @@ class StepIndex:
     are models in the queue for room, `unanswered` those whose first waiter has no answer yet.
     `heard` are the nodes that count as reachable, `away` all others that are known.
     `waits` are placement's verdicts, each with the place in `changes` it was judged at: which cards changed
-    since says whether it holds. `drains` is placement's order of victims for one set of beacons. `rests` are
+    since says whether it holds. `drains` is placement's order of victims, `crowds` are its cards by their sort. `held` are models a load
+    holds, `long_plans` nodes whose plan may be full. `rests` are
     models found at rest, `demands` what models without replicas are short of, each with what it was judged by.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
     those of them somebody asked for in vain. `jobs` and `files` are those to look at again, `job_wake` and
@@ -108,6 +109,9 @@ class StepIndex:
         self.changes: list[CardKey] = []
         self.changes_from = 0
         self.drains: object = None
+        self.crowds: object = None
+        self.held: set[str] = set()
+        self.long_plans: set[str] = set()
         self._recent: tuple[tuple[int, int], Sequence[Room] | None] | None = None
         self.demands: dict[str, tuple[Any, ...]] = {}
         self.rests: dict[str, tuple[Any, ...]] = {}
@@ -253,7 +257,9 @@ class StepIndex:
             scopes.add(scope)
         else:
             scopes.discard(scope)
-        here = (world.activations[(model, s)] for s in scopes)
+        here = [world.activations[(model, s)] for s in scopes]
+        is_held = any(a.hold_until is not None for a in here)
+        (self.held.add if is_held else self.held.discard)(model)
         if any(a.phase == "ready" and not a.answered for a in here):
             self.unanswered.add(model)
         else:
@@ -311,6 +317,8 @@ class StepIndex:
             self._forget_waits(item.launch.model)
             self.dirty.add(item.launch.model)
             self.wake_jobs(item.launch.model)
+        is_long = plan is not None and len(plan.items) > _LONG_PLAN
+        (self.long_plans.add if is_long else self.long_plans.discard)(node)
         if plan is None:
             self._plans.pop(node, None)
         else:

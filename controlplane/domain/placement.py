@@ -7,11 +7,13 @@ after every change. The order of nodes in the world never matters.
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from heapq import nsmallest
 from typing import Final
 
 from msgspec import Struct
 
-from controlplane.domain import memory, searching
+from controlplane.domain import crowds, memory, searching
+from controlplane.domain.crowds import Outlook, counted, outlook_of
 from controlplane.domain.judging import (
     Demand,
     Facts,
@@ -119,7 +121,7 @@ class Claims:
 
     def __init__(self, *parts: frozenset[CardKey]) -> None:
         self.parts: tuple[frozenset[CardKey], ...] = ()
-        self._all: set[CardKey] = set()
+        self._all: frozenset[CardKey] | None = None
         for part in parts:
             self.add(part)
 
@@ -127,10 +129,14 @@ class Claims:
         # The same cards are claimed by many: they name one set (index.one_of).
         if part and not any(part is known for known in self.parts):
             self.parts = (*self.parts, part)
-            self._all |= part
+            self._all = None
 
     @property
-    def all(self) -> set[CardKey]:
+    def all(self) -> frozenset[CardKey]:
+        """Made when it is asked for: those who wait already are told apart by the parts."""
+        if self._all is None:
+            one = len(self.parts) == 1
+            self._all = self.parts[0] if one else frozenset[CardKey]().union(*self.parts)
         return self._all
 
 
@@ -162,12 +168,13 @@ def place(scene: Scene, demand: Demand, claims: Claims | None = None) -> Verdict
     activation = demand.activation
     if scene.frozen:  # 1
         return NoNode(reason=scene.frozen)
-    if activation is not None and (demand.fresh or activation.phase not in ("waiting", "ready")):
-        return _place(scene, demand, claims)
+    is_new = activation is not None and (
+        demand.fresh or activation.phase not in ("waiting", "ready")
+    )
     key = (demand.model.name, demand.scope)
     scene.index.book(scene.world)
     known = scene.index.waits.get(key)
-    if isinstance(known, _Known) and _holds(scene, demand, claims, known):
+    if not is_new and isinstance(known, _Known) and _holds(scene, demand, claims, known):
         known.change = scene.index.change
         return known.verdict
     verdict = _place(scene, demand, claims)
@@ -276,38 +283,31 @@ def _parked(scene: Scene, facts: Facts) -> Iterator[Found]:
 def _place(scene: Scene, demand: Demand, claims: Claims) -> Verdict:
     facts = facts_of(scene, demand, claims.all)
     judged: list[Found] = []
+    whole: Outlook | None = None
     is_large = len(scene.index.book(scene.world).rooms) * len(demand.model.profiles)
     if is_large > JUDGED_AT_ONCE and searching.can_search(demand):
-        best = searching.best(scene, facts, list(_parked(scene, facts)), judged)
+        parked = list(_parked(scene, facts))
+        best = searching.best(scene, facts, parked, judged)
         if best is not None:
             return _verdict(scene, best, judged)
-        judged.clear()
-    judged.extend(_all(scene, facts))
-    ranked = [f for f in judged if f.rank is not None]
-    best = min(ranked, key=lambda f: f.key, default=None)
+        whole = crowds.outlook(scene, facts, parked)
+    if whole is None:
+        whole = outlook_of(list(_all(scene, facts)))
+    best = min((f for f in whole.found if f.rank is not None), key=lambda f: f.key, default=None)
     if best is not None and best.rank != 5:
-        return _verdict(scene, best, judged)
+        return _verdict(scene, best, whole.found)
     if not any(is_heard(scene, node) for node in scene.world.nodes):
         return NoNode(reason="no node is reachable")
-    report = _report(scene, judged, None)
+    report = _report(scene, whole.found, None, whole.counts)
     if best is None:  # 5
         return NoRoom(report=report)
-    looks = [p.draining.look_at for f in ranked for p in f.parts if p.draining.look_at is not None]
     return Wait(  # 4
         victims=(),
         waiting_for=best.waiting_for,
-        claimed=scene.index.one_of(
-            frozenset(
-                (part.room.node, part.room.card)
-                for f in ranked
-                # Of what is kept nothing is put aside: who keeps it may stay for hours.
-                if f.group != "refused" and not f.kept
-                for part in f.parts
-            )
-        ),
+        claimed=scene.index.one_of(whole.claimed),
         report=report,
-        look_at=min(looks, default=None),
-        kept=all(f.kept for f in ranked),
+        look_at=whole.look_at,
+        kept=whole.kept,
     )
 
 
@@ -359,10 +359,12 @@ def cards_possible(scene: Scene, model: Model) -> int:
     return count
 
 
-def _report(scene: Scene, judged: list[Found], best: Found | None) -> PlacementReport:
+def _report(
+    scene: Scene, judged: list[Found], best: Found | None, counts: Counter[str] | None = None
+) -> PlacementReport:
     others = [f for f in judged if f is not best]
-    misses = sorted(others, key=lambda f: f.miss_key)[:MISSES_KEPT]
-    counts = Counter(f.group for f in judged if f.rank is None or f.rank == 5)
+    misses = nsmallest(MISSES_KEPT, others, key=lambda f: f.miss_key)
+    counts = counts if counts is not None else counted(judged)
     return PlacementReport(
         chosen=best.candidate() if best is not None else None,
         misses=tuple(f.candidate() for f in misses),

@@ -80,6 +80,12 @@ class Room(Struct, frozen=True, kw_only=True):
     other_bytes: int = 0
     staying_bytes: int = 0
     """What pinned and more urgent leases and what no lease explains take: nobody can be asked for it."""
+    most_bytes: int = 0
+    """What a model could have that shares it, were all gone who are not there to stay; `most_alone_bytes`: one
+    that has to be alone there, -1 where somebody stays."""
+    most_alone_bytes: int = 0
+    ready_at_s: float = float("-inf")
+    """When the last of the replicas on it that answer became ready, in seconds since the epoch."""
     reach_bytes: int = 0
     residue_bytes: int = 0
     leaving_for: tuple[str, ...] = ()
@@ -174,7 +180,12 @@ def _room(
     leaving_for: set[str] = set()
     residue = reach = free
     staying = card.other_bytes
+    ready_at_s = float("-inf")
+    exclusive = any(h.exclusive for h in holders)
+    stays = bool(card.stowaways) or any(h.kind == "lease" and h.stays for h in holders)
     for holder in holders:
+        if holder.kind == "replica" and holder.planned is not None:
+            ready_at_s = max(ready_at_s, _ready_at_s(world.replicas.get(holder.id)))
         if holder.stopping:
             residue += holder.memory_bytes
             stop = holder.planned.item.stop if holder.planned is not None else None
@@ -190,8 +201,7 @@ def _room(
         elif holder.planned is not None and _may_drain(world, holder.planned, models):
             reach += holder.memory_bytes
             replica = world.replicas[holder.id]
-            ready_at = (replica.ready_at or replica.since).timestamp()
-            drainable.append((holder.id, replica.model, ready_at))
+            drainable.append((holder.id, replica.model, _ready_at_s(replica)))
     reach += residue - free
     return Room(
         node=card.node,
@@ -202,7 +212,7 @@ def _room(
         free_bytes=free,
         rev=card.rev,
         holders=holders,
-        exclusive=any(h.exclusive for h in holders),
+        exclusive=exclusive,
         given_at=given_at,
         is_free=cardstate.is_free(card) and all(h.kind == "parked" for h in holders),
         kept=kept,
@@ -210,6 +220,9 @@ def _room(
         stowaways=len(card.stowaways),
         other_bytes=card.other_bytes,
         staying_bytes=staying,
+        most_bytes=-1 if stays and exclusive else card.memory_bytes - staying,
+        most_alone_bytes=-1 if stays else card.memory_bytes - staying,
+        ready_at_s=ready_at_s,
         reach_bytes=-1 if kept or info.mig else reach,
         residue_bytes=-1 if kept or info.mig else residue,
         leaving_for=tuple(sorted(leaving_for)),
@@ -252,6 +265,12 @@ def _of_items(world: World, card: Card, items: Mapping[str, Planned]) -> Iterabl
             exclusive=_is_exclusive(world, item),
             name=id_,
         )
+
+
+def _ready_at_s(replica: Replica | None) -> float:
+    if replica is None or replica.phase != "ready":
+        return float("-inf")
+    return (replica.ready_at or replica.since).timestamp()
 
 
 def _measured(replica: Replica | None) -> int:
