@@ -161,13 +161,20 @@ async def _connect(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWr
         raise Away from None
     try:
         # A socket's address holds 107 bytes; a data folder may lie deeper than that.
-        return await asyncio.open_unix_connection(
+        reader, writer = await asyncio.open_unix_connection(
             f"/proc/self/fd/{folder}/cards.sock", limit=LINE_BYTES
         )
     except OSError:
         raise Away from None
     finally:
         os.close(folder)
+    try:
+        # With too many before us the kernel says "later", which asyncio takes for a connection.
+        writer.get_extra_info("socket").getpeername()
+    except OSError:
+        writer.close()
+        raise Away from None
+    return reader, writer
 
 
 def _is_stale(place: Place) -> bool:

@@ -4,10 +4,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
+from controlplane.ctl import cardsocket
+from controlplane.ctl.connect import Place, find_place
 from controlplane.ctl.supervisor import python_argv
 from nodeagent.door import Door
 from schemas.cardasks import CardAnswer, CardAsk, LeaseAcquire, LeaseRelease
@@ -281,5 +286,37 @@ def test_a_killed_agents_socket_is_waited_for_a_moment(tmp_path: Path) -> None:
             out, _ = await process.communicate()
             assert (process.returncode, out) == (0, b"done\n")
             assert len(again.asks) == 1
+
+    run(story())
+
+
+def test_an_agent_with_a_crowd_before_its_socket_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    connect = cardsocket._connect
+
+    async def counted(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        nonlocal tries
+        tries += 1
+        return await connect(place)
+
+    monkeypatch.setattr(cardsocket, "_connect", counted)
+    (tmp_path / "nodeagent").mkdir()
+    (tmp_path / "nodeagent" / "node").write_text("n1")
+    address = os.path.relpath(tmp_path / "nodeagent" / "cards.sock")
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as first:
+            full.bind(address)
+            full.listen(0)
+            first.connect(address)  # the kernel lets nobody else wait there
+            body = LeaseAcquire(id="l-abcdefgh23", name="render", cards=("gpu0",))
+            place = find_place(data=tmp_path)
+            asking = asyncio.create_task(cardsocket.ask_here(place, body, lambda _: None))
+            await until(lambda: tries > 1 or asking.done(), "another try")
+        async with yard(tmp_path) as y:
+            assert (await asking).status == "granted"
+            assert y.asks == [body]
 
     run(story())
