@@ -327,11 +327,13 @@ class SlowDesk(FakeDesk):
 def test_an_asker_that_leaves_as_its_answer_comes_is_no_fault_of_the_agent(
     loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    address = os.path.relpath(tmp_path / "nodeagent" / SOCKET)
+
     async def story() -> None:
         desk = SlowDesk()
-        async with door(tmp_path, desk) as (_, path):
+        async with door(tmp_path, desk):
             client = socket.socket(socket.AF_UNIX)
-            client.connect(os.path.relpath(path))
+            client.connect(address)
             client.setblocking(False)
             client.send(json.dumps(acquire(wait_s=9)).encode() + b"\n")
             await until(lambda: desk.durables == 1, "the ask to be put in line")
