@@ -68,10 +68,10 @@ async def ask_this_machine(place: Place, node: str, body: CardAsk, tell: Tell) -
     """As `ask`, of an agent that must be of this machine. Raises RejectedByYard, Unreachable."""
     here = local_node(place)
     if here != node:
-        lives = f"the agent of {here} lives" if here else "no agent lives"
+        lives = f"of node {here}" if here else "of no node"
         raise RejectedByYard(
-            f"a process can only be watched on the machine of its node: {lives} in {place.data}, "
-            f"and not that of {node} [{codes.NOT_HERE}]"
+            f"a process can only be watched on the machine of its node: this is the machine {lives} "
+            f"(by {place.data}), not of {node} [{codes.NOT_HERE}]"
         )
     try:
         return await ask_here(place, body, tell)

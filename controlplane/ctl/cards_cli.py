@@ -74,7 +74,7 @@ def register(
             is_flag=False,
             flag_value=f"{PATIENT_S:g}s",
             show_default=True,
-            help="How long to wait in line; 0 = not at all, without a time a day.",
+            help="How long to wait in line; 0 = not at all, a bare --wait = a day.",
         )
 
     @cli.group()

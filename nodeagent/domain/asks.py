@@ -21,7 +21,8 @@ from schemas.cardasks import (
 NAME_LENGTH: Final = 64
 MOST_CARDS: Final = 64
 MOST_BYTES: Final = 2**60
-LONGEST_S: Final = 366 * 86400.0
+LONGEST_DAYS: Final = 366
+LONGEST_S: Final = LONGEST_DAYS * 86400.0
 """Of a wait or a life, in seconds; whoever wants longer gives none."""
 
 _LEASE_ID: Final = re.compile(r"l-[a-z2-7]{10}")
@@ -88,14 +89,16 @@ def _acquire(ask: LeaseAcquire) -> str:
     if ask.memory_bytes is not None and not 0 < ask.memory_bytes <= MOST_BYTES:
         return f"memory of {ask.memory_bytes} bytes cannot be leased"
     if ask.ttl_s is not None and not 0 < ask.ttl_s <= LONGEST_S:
-        return f"a lease of {ask.ttl_s:g} s cannot be given, at most {LONGEST_S:g} s"
+        return (
+            f"a lease of {ask.ttl_s:g} s cannot be given: more than 0, {LONGEST_DAYS} days at most"
+        )
     return _wait(ask.wait_s)
 
 
 def _wait(wait_s: float) -> str:
     if 0 <= wait_s <= LONGEST_S:
         return ""
-    return f"a wait of {wait_s:g} s is not possible, at most {LONGEST_S:g} s"
+    return f"a wait of {wait_s:g} s is not possible: 0 or more, {LONGEST_DAYS} days at most"
 
 
 def _pid(pid: int | None) -> str:

@@ -158,7 +158,7 @@ def _pays(facts: ParkFacts) -> bool:
 
 
 def _why(facts: ParkFacts) -> str:
-    told = f"parked by {facts.parking.way}, {gib(facts.ram_bytes)} of RAM"
+    told = f"parked by {facts.parking.way}, {gib(facts.ram_bytes)} of RAM set aside"
     if facts.resume_s is None or facts.load_s is None:
         return told
     return f"{told}: resuming took {facts.resume_s:.1f} s, loading {facts.load_s:.1f} s"

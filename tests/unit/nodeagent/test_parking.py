@@ -59,7 +59,7 @@ def test_it_is_parked_when_that_is_quicker_than_loading_and_the_ram_is_there():
         way="sleep",
         ram_bytes=10 * GIB,
         evict=(),
-        reason="parked by sleep, 10.0 GiB of RAM: resuming took 2.5 s, loading 40.0 s",
+        reason="parked by sleep, 10.0 GiB of RAM set aside: resuming took 2.5 s, loading 40.0 s",
     )
 
 
@@ -120,7 +120,10 @@ def test_what_was_never_measured_is_worth_a_try(times):
     resume_s, load_s = times
     choice = choose(facts(resume_s=resume_s, load_s=load_s))
     assert choice == Park(
-        way="sleep", ram_bytes=10 * GIB, evict=(), reason="parked by sleep, 10.0 GiB of RAM"
+        way="sleep",
+        ram_bytes=10 * GIB,
+        evict=(),
+        reason="parked by sleep, 10.0 GiB of RAM set aside",
     )
 
 
