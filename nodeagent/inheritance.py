@@ -148,6 +148,9 @@ class Inheritance:
                 self._fleet.supervise(Supervisor(self._tools, name, ended=ended))
             case "kill":
                 self._kill(name)
+            case "rest" if held.replica.phase == "waiting":
+                # Known from the log alone maybe, and somebody has to say how that ends.
+                self._books.note(held)
             case "rest":
                 pass
 

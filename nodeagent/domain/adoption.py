@@ -34,7 +34,10 @@ def fate(held: Held | None, told: Replica | None, found: Found) -> Fate:
     assert held is not None
     if found == "running" and held.replica.phase != "fetching":
         return "keep"  # 2
-    never_began = found == "nothing" and held.replica.phase in ("fetching", "starting")
+    starts = held.replica.phase in ("fetching", "starting")
+    # One that comes back from being parked began long ago.
+    comes_back = held.resuming or bool(held.replica.park_way)
+    never_began = found == "nothing" and starts and not comes_back
     if never_began and held.launch is not None and not held.ending:
         return "launch"  # 3
     if held.replica.phase == "waiting" and found == "nothing":

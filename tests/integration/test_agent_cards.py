@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import msgspec.structs
+import pytest
 
 from schemas import codes
 from schemas.card import Card, CardLeased, CardReleased, Lease
@@ -489,6 +490,30 @@ def test_inv_7_without_its_journal_an_agent_knows_named_leases_from_the_log(tmp_
                 refused = await ask(tmp_path, a_lease_ask(1))
                 assert (refused.status, refused.code) == ("refused", codes.CARD_KEPT)
                 assert "lease train0" in refused.sentence
+
+    run(story())
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_inv_7_without_its_journal_an_agent_knows_who_stood_in_line_for_an_engine(tmp_path, wanted):
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            item = gpu_item("r-1", evict=("l-aaaaaaaaaa",))
+            with contextlib.ExitStack() as programs:
+                async with agent(yard, lease_grace_s=60.0) as first:
+                    await hand.expect(lambda: hand.card("gpu0"), "the card")
+                    programs.enter_context(a_holder(tmp_path, "stubborn"))
+                    await hand.expect(lambda: lease_on(hand), "the lease")
+                    await hand.plan(item)
+                    await hand.phase("r-1", "waiting")
+                    await first.die()
+                for part in (tmp_path / "nodeagent").glob("journal.sqlite*"):
+                    part.unlink()
+                await hand.plan(*((item,) if wanted else ()))
+                async with agent(yard, lease_grace_s=0.2):
+                    await hand.phase("r-1", "ready" if wanted else "withdrawn")
+                    await hand.expect(lambda: on(hand).waiters == (), "the line to be empty")
 
     run(story())
 

@@ -1,6 +1,7 @@
 """What becomes of what an earlier agent left, by value."""
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.domain.adoption import fate, remembered
 from schemas.plan import Plan
@@ -40,6 +41,14 @@ def test_a_start_that_never_had_a_process_is_begun_and_only_that():
     halted = held(phase="starting", launch=a_launch(), ending=True)
     assert fate(halted, None, "nothing") == "gone"
     assert fate(held(phase="ready", launch=a_launch()), None, "nothing") == "gone"
+
+
+def test_inv_4_what_came_back_from_being_parked_is_no_start_to_be_begun():
+    for again in (
+        replace(STARTING, resuming=True),
+        held(phase="starting", launch=a_launch(), park_way="sleep"),
+    ):
+        assert fate(again, None, "nothing") == "gone"
 
 
 def test_a_fetch_is_gone_on_with_and_what_runs_in_its_place_is_not_believed():
