@@ -12,6 +12,7 @@ from controlplane.domain.index import StepIndex
 from controlplane.domain.scene import Scene
 from schemas.commands import ModelActivate, ModelLoad, ModelUnload, NodeCordon, NodeUncordon
 from schemas.model import ModelChanged, Scaling
+from schemas.plan import PlanItem
 from schemas.replica import TERMINAL_PHASES
 from tests.support.parking import ParkingYard
 from tests.support.worlds import SETTINGS, Yard, counting_ids, model, profile
@@ -146,7 +147,7 @@ class Stories(RuleBasedStateMachine):
             planned = sum(
                 item.memory_bytes
                 for where, item in self.yard.items()
-                if where == node and id_ in item.cards and not self._is_over(item.replica)
+                if where == node and id_ in item.cards and not self._has_left(item)
             )
             assert planned <= card.memory_bytes
 
@@ -191,6 +192,12 @@ class Stories(RuleBasedStateMachine):
                 assert shortage.demand_of(scene, name) is None
                 assert upkeep.due_at(scene, name) is None
                 assert idle.not_before(scene, name) == rest.idle_at
+
+    def _has_left(self, item: PlanItem) -> bool:
+        """It is over, or parked and to stay so: what it keeps there is in the card's own leases."""
+        replica = self.yard.world.replicas.get(item.replica)
+        is_parked = replica is not None and replica.phase == "parked" and item.stop is not None
+        return is_parked or self._is_over(item.replica)
 
     def _is_over(self, id_: str) -> bool:
         replica = self.yard.world.replicas.get(id_)
