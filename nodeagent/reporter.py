@@ -120,9 +120,10 @@ class Reporter:
                 continue
             for _ in entries:
                 self._queue.popleft()
+            marked: asyncio.Future[None] | None = None
             sent = tuple(Sent(n=entry.n) for entry in entries)
             if self._queue:
-                self._journal.write(*sent)
+                marked = self._journal.write(*sent)
             else:
                 # What comes next is journalled behind it and before it is appended, so that never more
                 # than one stored change is taken for unsent: the one that is found where it was put.
@@ -131,6 +132,10 @@ class Reporter:
                 for listener in self._listeners:
                     listener(entry, seq)
             self._changed.set()
+            if marked is not None:
+                # What comes next is journalled already: killed with both unmarked, our successor would
+                # tell this one again, after the next.
+                await marked
 
     def _first(self) -> "tuple[tuple[Entry, ...], asyncio.Future[None] | None]":
         """The entries of the next change, and the future of the last of them to become durable."""

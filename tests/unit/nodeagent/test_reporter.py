@@ -155,6 +155,26 @@ def test_log_01_only_the_last_stored_event_may_still_count_as_unsent(tmp_path):
     run(story())
 
 
+def test_log_01_of_a_backlog_nothing_is_appended_before_what_went_before_is_marked(tmp_path):
+    """Else an agent killed then would leave two that count as unsent, and its successor tell the first again."""
+
+    async def story():
+        async with desk(tmp_path, epoch=0) as (made, _):
+            journal = made.journal
+            for n in (1, 2, 3):
+                made.reporter.put(entry(n), journal.write(Queue(entry=entry(n))))
+            await journal.write()
+            async with journal._writing:  # the disk is slow
+                made.reporter.register(7, {})
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                assert made.broker.published == 1
+            await made.reporter.drained()
+            assert [i.state.pid for i in await made.read()] == [1, 2, 3]
+
+    run(story())
+
+
 def test_log_18_what_happened_during_an_outage_follows_in_order(tmp_path):
     async def story():
         async with desk(tmp_path) as (made, _):
