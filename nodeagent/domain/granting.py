@@ -239,7 +239,10 @@ class _Settling:
 
     def _serve_line(self) -> None:
         taken: dict[str, str] = {}
-        """Card -> the first in line for it that still waits; nobody overtakes him there."""
+        """Card -> the last so far who waits for it; the next one waits for him alone.
+
+        Naming the first instead would change everybody behind him with every turn of the line.
+        """
         for waiter in line(self.cards):
             ahead = tuple(sorted({taken[name] for name in waiter.cards if name in taken}))
             if ahead:
@@ -247,7 +250,7 @@ class _Settling:
             elif not self._serve(waiter):
                 continue
             for name in waiter.cards:
-                taken.setdefault(name, waiter.id)
+                taken[name] = waiter.id
 
     def _serve(self, waiter: Waiter) -> bool:
         """Grants, drains or waits; whether it is still in line."""

@@ -143,6 +143,18 @@ def test_the_line_goes_by_priority_then_time_then_id():
     assert place_of(node.cards, "l-9") == 0
 
 
+def test_a_turn_of_the_line_changes_nobody_but_the_next_one():
+    node = Node(card("gpu0", named("l-0", pinned=True)))
+    node.wait(*(waiter(f"l-{n}", pinned=True) for n in range(1, 9)))
+    node.settle()
+    assert [node.waits_for(f"l-{n}") for n in range(1, 9)] == [(f"l-{n}",) for n in range(8)]
+    node.drop("l-0")
+    assert tags(node.settle()) == [["card.leased"]]
+    node.drop("l-1")
+    assert tags(node.settle()) == [["card.leased"]]
+    assert node.waits_for("l-3") == ("l-2",)
+
+
 def test_as_few_engines_leave_as_needed_idle_ones_first_then_the_longest_unused():
     old, older = NOW - timedelta(hours=1), NOW - timedelta(hours=2)
     names = ("r-a", "r-b", "r-c", "r-d")
