@@ -117,9 +117,10 @@ Verdict = Placed | Wait | NoRoom | NoNode
 class Claims:
     """The cards that earlier demands wait for. `parts` tells two of them apart without looking at every card."""
 
-    __slots__ = ("_all", "parts")
+    __slots__ = ("_all", "_known", "parts")
 
     def __init__(self, *parts: frozenset[CardKey]) -> None:
+        self._known: set[int] = set()
         self.parts: tuple[frozenset[CardKey], ...] = ()
         self._all: frozenset[CardKey] | None = None
         for part in parts:
@@ -127,7 +128,8 @@ class Claims:
 
     def add(self, part: frozenset[CardKey]) -> None:
         # The same cards are claimed by many: they name one set (index.one_of).
-        if part and not any(part is known for known in self.parts):
+        if part and id(part) not in self._known:
+            self._known.add(id(part))
             self.parts = (*self.parts, part)
             self._all = None
 

@@ -291,6 +291,9 @@ def _drained(scene: Scene, facts: Facts, judged: list[Found]) -> Found | None:
     drains = scene.index.drains
     if not isinstance(drains, Drains):
         drains = scene.index.drains = Drains(scene)
+    others_wait = len(facts.claimed) >= len(book.drainable)
+    if others_wait and all(where in facts.claimed for where in book.drainable):
+        return best or min(failed, key=lambda f: f.key, default=None)
     for group in _by_priority(facts):  # c
         found = _first_drained(scene, drains, group, one)
         best = _least((best, found))
