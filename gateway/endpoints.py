@@ -278,6 +278,7 @@ class Inference:
         try:
             assert replica.endpoint is not None, "routable replicas have an endpoint"
             key = self._engine_key(replica)
+            exchange.explain = lambda: gateway.why_broke(replica.id)
             response = await self._client.send(
                 replica.endpoint,
                 sending.made(run.model) or await sending.make(run.model),

@@ -35,6 +35,7 @@ from gateway.domain.routing import (
     Loss,
     choose,
     end_of_answers,
+    end_of_drain,
     loss_by_log,
 )
 from gateway.domain.table import (
@@ -257,6 +258,11 @@ class Gateway:
                 extra={"replica": replica.id, "model": replica.model, "loss": loss},
             )
         self.on_suspect(replica)
+
+    def why_broke(self, replica_id: str) -> str | None:
+        """Why an answer of this replica broke off, when it was asked to leave; None: nobody asked it."""
+        known = None if self.table is None else self.table.replicas.get(replica_id)
+        return end_of_drain(known, replica_id)
 
     def trust(self, replica_id: str) -> None:
         """A probe passed, or the replica is over: routing follows the log again."""

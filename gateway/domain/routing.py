@@ -98,6 +98,20 @@ def end_of_answers(after: Replica | None, replica_id: str) -> str | None:
         return f"the engine {replica_id} is gone"
     if after.phase in SERVING_PHASES and not _goes_at_once(after):
         return None
+    return _ended(after, replica_id)
+
+
+def end_of_drain(known: Replica | None, replica_id: str) -> str | None:
+    """Why a connection broke in the middle of an answer, as a sentence for its client; None: not known.
+
+    A drain whose bound is over ends the engine, and the connection breaks before its event is here.
+    """
+    if known is None or known.phase != "draining":
+        return None
+    return _ended(known, replica_id)
+
+
+def _ended(after: Replica, replica_id: str) -> str:
     done = _ENDED.get(after.phase, "was stopped")
     return f"the engine {replica_id} {done}" + (f": {after.reason}" if after.reason else "")
 

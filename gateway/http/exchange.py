@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Exchange:
     """Times are `loop.time()`; None until they happened. `sent_bytes` counts the request's body."""
 
-    __slots__ = ("_abort", "aborted", "head_at", "on_written", "reused", "written_at")
+    __slots__ = ("_abort", "aborted", "explain", "head_at", "on_written", "reused", "written_at")
 
     def __init__(self, on_written: Callable[[], None] | None = None) -> None:
         self.on_written = on_written
@@ -20,6 +20,8 @@ class Exchange:
         """Whether it went over a connection that had served before."""
         self.aborted: str | None = None
         """The reason given to abort()."""
+        self.explain: Callable[[], str | None] | None = None
+        """Asked when the engine's connection breaks in the middle of an answer: a sentence that says more."""
         self._abort: Callable[[str], None] | None = None
 
     def abort(self, reason: str) -> None:
@@ -33,6 +35,12 @@ class Exchange:
             self.aborted = reason
             if self._abort is not None:
                 self._abort(reason)
+
+    def why(self, reason: str) -> str:
+        """What a client is told of an answer that broke off for `reason`."""
+        if self.aborted is not None or self.explain is None:
+            return reason
+        return self.explain() or reason
 
     def bind(self, abort: Callable[[str], None] | None) -> None:
         """The client's: what an abort has to end at this stage."""

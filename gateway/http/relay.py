@@ -257,14 +257,15 @@ class _Relay:
             self.failure = _early(error)
             self._wake()
             return
+        reason = self.response.exchange.why(error.reason)
         ended_well = self.sse and self.clean
         if ended_well:  # 2
-            frame = error_bodies.error_frame("engine_error", error.reason)
+            frame = error_bodies.error_frame("engine_error", reason)
             if self.framing == CHUNKED:
                 frame = chunk(frame) + LAST_CHUNK
             self._write(frame)
         self.client.end(reusable=ended_well)  # 3
-        self._settle(complete=False, reason=error.reason)
+        self._settle(complete=False, reason=reason)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -5,7 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.domain.routing import Loss, after_loss, choose, end_of_answers, loss_by_log
+from gateway.domain.routing import (
+    Loss,
+    after_loss,
+    choose,
+    end_of_answers,
+    end_of_drain,
+    loss_by_log,
+)
 from schemas.replica import Replica, ReplicaPhase
 from tests.support.gateway_world import NOW, a_replica
 
@@ -123,6 +130,16 @@ def test_inv_1_a_forced_drain_ends_what_runs_there_before_the_engine_is_gone() -
     back = a_replica(phase="ready", forced=True)
     assert loss_by_log(back, a_replica()) is None
     assert end_of_answers(back, "r-1") is None
+
+
+def test_a_connection_that_breaks_in_a_drain_tells_for_whom_the_engine_left() -> None:
+    """The bound of a drain ends the engine, and its connections break before the event arrives."""
+    leaving = a_replica(phase="draining", reason="makes way for claim c-1")
+    assert end_of_answers(leaving, "r-1") is None
+    told = "the engine r-1 was stopped: makes way for claim c-1"
+    assert end_of_drain(leaving, "r-1") == told
+    assert end_of_drain(a_replica(phase="ready"), "r-1") is None
+    assert end_of_drain(None, "r-1") is None
 
 
 def test_an_engine_that_left_no_word_is_gone() -> None:
