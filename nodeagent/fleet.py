@@ -407,7 +407,8 @@ class Fleet:
         assert self._group is not None
         name = supervisor.name
         self._supervisors[name] = supervisor
-        self._tasks[name] = self._group.create_task(supervisor.run())
+        task = self._tasks[name] = self._group.create_task(supervisor.run())
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
         for event in self._unheard.pop(name, ()):
             self.launch_event(event)
 
@@ -417,7 +418,7 @@ class Fleet:
             supervisor.wake()
 
     def wake_drains(self) -> None:
-        """A gateway was heard: drains go on, and a line that waits for requests to end does."""
+        """A gateway was heard: drains are judged again."""
         for name, held in self._books.held.items():
             if held.replica.phase == "draining":
                 self._wake(name)
