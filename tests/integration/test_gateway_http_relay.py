@@ -220,6 +220,30 @@ def test_scn_b9_an_engine_that_dies_after_three_chunks_leaves_an_error_frame(
     assert b"[DONE]" not in body
 
 
+def test_what_is_known_of_a_broken_stream_is_told_instead_of_what_its_socket_did(loop: str) -> None:
+    told = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.message()
+        await peer.send(SSE_HEAD)
+        await peer.send(chunk(b"data: 0\n\n"))
+        await told.wait()
+
+    async def story() -> bytes:
+        async with engine(script) as raw, gateway(Yard(raw.url)) as yard:
+            assert yard.server is not None
+            async with connected(yard.server.port) as client:
+                await client.send(ASK)
+                await client.until(b"\r\n\r\n")
+                yard.exchanges[0].explain = lambda: "a game has its card"
+                told.set()
+                body = await client.chunks()
+            assert yard.relayed[0].reason == "a game has its card"
+            return body
+
+    assert b'"message":"a game has its card"' in run_on(loop, story()).replace(b'": "', b'":"')
+
+
 def test_scn_b9_an_engine_that_dies_before_the_first_byte_is_replaced(loop: str) -> None:
     async def dying(peer: Peer) -> None:
         await peer.message()
