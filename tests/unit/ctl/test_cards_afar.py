@@ -225,7 +225,8 @@ def test_a_vm_that_was_detached_meanwhile_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "back"), [(LEASE, LeaseRelease(what=LEASE.id)), (VM, VmDetach(card="gpu0", name="win"))]
+    ("body", "back"),
+    [(LEASE, LeaseRelease(what=LEASE.id)), (VM, VmDetach(card="gpu0", name="win"))],
 )
 def test_who_leaves_takes_the_place_back(body: CardAsk, back: CardAsk) -> None:
     async def story(node: Node) -> None:
