@@ -185,5 +185,6 @@ def test_a_model_nobody_used_since_keeps_the_very_time_of_its_last_use() -> None
     wall += timedelta(hours=1)  # set
     clock.now += 1.0
     third = live.view(leading_since=0.0).gateways[0].last_use_at_s
+    assert first is not None
     assert third is not None
     assert abs(third["m"] - first["m"] - 3600) < 1
