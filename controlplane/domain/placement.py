@@ -11,6 +11,7 @@ from heapq import nsmallest
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from controlplane.domain import crowds, memory, searching
 from controlplane.domain.crowds import Outlook, counted, outlook_of
@@ -178,7 +179,9 @@ def place(scene: Scene, demand: Demand, claims: Claims | None = None) -> Verdict
     known = scene.index.waits.get(key)
     if not is_new and isinstance(known, _Known) and _holds(scene, demand, claims, known):
         known.change = scene.index.change
-        return known.verdict
+        # It may be told only now: as of this moment, as whoever judges afresh would tell it.
+        report = replace(known.verdict.report, position=scene.world.position)
+        return replace(known.verdict, report=report)
     verdict = _place(scene, demand, claims)
     if isinstance(verdict, NoRoom) or (isinstance(verdict, Wait) and not verdict.victims):
         scene.index.waits[key] = _Known(
