@@ -230,7 +230,8 @@ def outlook(scene: Scene, facts: Facts, parked: list[Found]) -> Outlook | None:
             if len(rooms) < TOLD:
                 rooms += _told(crowd, kept)
             told.extend(judge(scene, facts, place, room) for room in rooms)
-    if len(apart) + len(told) < TOLD or all(f.rank is None for f in (*apart, *told)):
+    if sum(f.rank is not None for f in (*apart, *told)) < TOLD:
+        # The nearest of those it never runs on are told as well.
         rooms = [(p, far, crowds.rooms[where][1]) for p, far, cards in out for where in cards]
         near = nsmallest(TOLD, rooms, key=lambda one: _nearness(facts, *one))
         told.extend(judge(scene, facts, place, room) for place, _, room in near)
