@@ -69,7 +69,7 @@ def test_with_few_it_could_have_the_nearest_of_the_others_are_told(
 ) -> None:
     """One profile names its cards and is too large for each; of the other, six cards could be had."""
     y = full(3)
-    profiles = [profile("p0", 9, card=("*/*",)), profile("p1", 5, card=("gpu",), priority=2)]
+    profiles = [profile("p0", 9, card=("*/*",)), profile("p1", 5, card=("gpu",), priority=200)]
     entry = model("new", profiles=profiles)
     y.add(entry)
     found = verdict(y, entry, 0, monkeypatch)
