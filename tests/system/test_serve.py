@@ -275,7 +275,8 @@ def test_a_job_is_begun_once_when_nobody_is_there_to_decide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without NATS nothing is sent; without a control plane the wish is kept, and its end not known yet."""
-    monkeypatch.setattr(supervisor, "RESTART_DELAYS_S", (4.0,))
+    # Longer than yardctl looks for a server that is gone.
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS_S", (8.0,))
 
     async def story(hub: Hub) -> None:
         repo = "yard/old-name"
