@@ -81,6 +81,8 @@ async def served(data: Path, desk: FakeDesk) -> AsyncIterator[tuple[str, JetStre
     ):
         wire = JetStreamWire(agent)
         serving = await wire.serve(WHAT, NODE, CardRequest, CardsRpc(desk, NODE).answer)
+        # The server answers in order: whoever has heard from it is subscribed.
+        await agent.probe(5)
         try:
             yield url, JetStreamWire(admin)
         finally:
