@@ -60,6 +60,10 @@ def header_only(path: Path, architecture: str, keys: dict[str, Any]) -> Path:
         del ggufs.KINDS["header-only"]
 
 
+TRIES = 5
+"""An engine that cannot load a file ends at once, and what its log's own thread has not written is lost."""
+
+
 def shape(path: Path) -> ModelShape:
     header = parse(path.read_bytes())
     assert isinstance(header, Header)
@@ -70,9 +74,13 @@ def shape(path: Path) -> ModelShape:
 
 def agree(path: Path) -> ModelShape:
     """Our reading, after the engine's was found to be the same."""
-    log = engine_memory.load(path, engine_memory.TRACING).log
-    engine = engine_memory.sliding_layers(log)
     ours = shape(path)
+    log, engine = "", ()
+    for _ in range(TRIES):
+        log = engine_memory.load(path, engine_memory.TRACING).log
+        engine = engine_memory.sliding_layers(log)
+        if len(engine) == ours.layers:
+            break
     assert len(engine) == ours.layers, log[-1500:]
     assert (ours.sliding or (False,) * ours.layers) == engine
     return ours
