@@ -189,9 +189,15 @@ class Inheritance:
             if lease.kind != "named"
         }
         alive = {*self._fleet.alive(), *self._unclaimed}
+        begun = {*self._launches.found(), *self._books.held, *self._books.used}
         for holder in sorted(holders - alive):
             process = self._processes.get(holder)
-            if not self._fleet.supervised(holder) and not isinstance(process, Running):
+            if self._fleet.supervised(holder) or isinstance(process, Running):
+                continue
+            if holder not in begun:
+                # No process ever had this memory. At once, for the plan may start this very id next.
+                self._books.release(holder, freed_bytes=0)
+            else:
                 # The agent before may have died waiting for this memory.
                 self._fleet.also(self._give_back(holder))
 
