@@ -4,6 +4,7 @@ It knows no field by name; entries.py and profiles.py say which there are. Readi
 problem, so a person sees all of them at once.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
@@ -146,6 +147,28 @@ class Fields:
                 hint = "; write it in quotes" if isinstance(item, bool | int | float) else ""
                 self.refuse(f"{field}[{index}]", f"expected a text, got {shown(item)}{hint}")
         return tuple(found)
+
+    def take_choice(self, field: str, choices: tuple[T, ...]) -> T | None:
+        """One of `choices`, always required; None when it is none of them."""
+        given = self.take(field)
+        for choice in choices:
+            if given == choice:
+                return choice
+        got = f", got {shown(given)}" if field in self._raw else ""
+        self.refuse(field, f"expected one of {', '.join(map(str, choices))}{got}")
+        return None
+
+    def take_command(self, field: str) -> tuple[str, ...]:
+        """A list, or one text split as a shell would split it, without being a shell."""
+        given = self.take(field)
+        if not isinstance(given, str):
+            return self.take_texts(field)
+        try:
+            return tuple(shlex.split(given))
+        except ValueError as error:
+            reason = str(error).lower()
+            self.refuse(field, f"expected a command line, but it cannot be split: {reason}")
+            return ()
 
     def close(self) -> None:
         """Refuses every field nobody took."""

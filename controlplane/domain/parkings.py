@@ -4,10 +4,9 @@ Whether a node has that way, and whether parking pays, is decided there (nodeage
 """
 
 import re
-import shlex
 from typing import Final
 
-from controlplane.domain.fields import Fields, shown
+from controlplane.domain.fields import Fields
 from controlplane.domain.quantities import DURATION, read_seconds
 from schemas.commands import Problem
 from schemas.model import EngineName, Parking, ParkWay
@@ -55,28 +54,14 @@ def read_parking(
 
 
 def _way(fields: Fields, engine: EngineName | None) -> ParkWay | None:
-    given = fields.take("way")
-    for way in _WAYS:
-        if given == way:
-            if way == "sleep" and engine not in (None, "vllm"):
-                fields.refuse("way", f"engine {engine} has no sleep of its own; vllm has")
-            return way
-    got = f", got {shown(given)}" if fields.has("way") else ""
-    fields.refuse("way", f"expected one of {', '.join(_WAYS)}{got}")
-    return None
+    way: ParkWay | None = fields.take_choice("way", _WAYS)
+    if way == "sleep" and engine not in (None, "vllm"):
+        fields.refuse("way", f"engine {engine} has no sleep of its own; vllm has")
+    return way
 
 
 def _hook(fields: Fields, name: str) -> tuple[str, ...]:
-    given = fields.take(name)
-    words: tuple[str, ...]
-    if isinstance(given, str):
-        try:
-            words = tuple(shlex.split(given))
-        except ValueError as error:
-            fields.refuse(name, f"expected a command line, but it cannot be split: {error}")
-            return ()
-    else:
-        words = fields.take_texts(name)
+    words = fields.take_command(name)
     for word in words:
         if "\x00" in word:
             fields.refuse(name, "expected texts without zero bytes")

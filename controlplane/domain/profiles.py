@@ -4,7 +4,6 @@ It does not know where the profile will run; placement does.
 """
 
 import re
-import shlex
 from typing import Any, Final, cast
 
 from controlplane.domain.fields import Fields, shown
@@ -42,14 +41,14 @@ def read_profile(raw: object, path: str, source: str, problems: list[Problem]) -
     name = fields.take_text("name", required=True)
     if fields.has("name") and name and _PROFILE_NAME.fullmatch(name) is None:
         fields.refuse("name", "expected 1 to 63 letters, digits, '.', '_' or '-'")
-    engine = _engine(fields)
+    engine: EngineName | None = fields.take_choice("engine", _ENGINES)
     memory_bytes = fields.take_quantity("memory", _some_bytes, SIZE, default=0, required=True)
     start_timeout_s = fields.take_quantity("start_timeout", _some_time, DURATION, default=600.0)
     before = len(problems)
     args = fields.take_texts("args")
     readable = len(problems) == before
     before = len(problems)
-    command = _command(fields)
+    command = fields.take_command("command")
     splittable = len(problems) == before
     health = fields.take_text("health", default="/health")
     if _HEALTH.fullmatch(health) is None:
@@ -100,29 +99,6 @@ def _some_bytes(given: object) -> int | None:
 
 def _some_time(given: object) -> float | None:
     return read_seconds(given) or None
-
-
-def _engine(fields: Fields) -> EngineName | None:
-    given = fields.take("engine")
-    for engine in _ENGINES:
-        if given == engine:
-            return engine
-    got = f", got {shown(given)}" if fields.has("engine") else ""
-    fields.refuse("engine", f"expected one of {', '.join(_ENGINES)}{got}")
-    return None
-
-
-def _command(fields: Fields) -> tuple[str, ...]:
-    """A list, or one text split as a shell would split it, without being a shell."""
-    given = fields.take("command")
-    if not isinstance(given, str):
-        return fields.take_texts("command")
-    try:
-        return tuple(shlex.split(given))
-    except ValueError as error:
-        reason = str(error).lower()
-        fields.refuse("command", f"expected a command line, but it cannot be split: {reason}")
-        return ()
 
 
 def _env(fields: Fields) -> dict[str, str | SecretRef]:
