@@ -104,7 +104,6 @@ class Placer:
             ids=self._ids,
             settings=self._settings,
             index=index,
-            agents={agent.node: agent for agent in live.agents},
         )
         scene.frozen = standing.suspicion(scene)
         return scene

@@ -246,7 +246,6 @@ class Planner:
             ids=self._ids,
             settings=self._settings,
             index=index,
-            agents={agent.node: agent for agent in live.agents},
         )
 
     def _job(self, request: ServeRequest, found: PlanView, picked: FileSet) -> Job:

@@ -51,9 +51,13 @@ class Scene:
     index: StepIndex
     frozen: str = ""
     blocked: list[str] = field(default_factory=list)
-    agents: dict[str, AgentLive] = field(default_factory=dict)
+    agents: dict[str, AgentLive] = field(init=False)
+    """Those of `live`, by node."""
     _holds: dict[str, list[tuple[Planned, Hold]]] = field(default_factory=dict)
     _activations: dict[str, list[Activation]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.agents = {agent.node: agent for agent in self.live.agents}
 
     def after(self, seconds: float) -> datetime:
         return self.now + timedelta(seconds=seconds)

@@ -62,7 +62,6 @@ def next_decision(
         ids=ids,
         settings=settings,
         index=index,
-        agents={agent.node: agent for agent in live.agents},
     )
     scene.frozen = standing.suspicion(scene)
     if (index.mirror, index.audit_behind) != (live.mirror, live.audit_behind):

@@ -74,7 +74,6 @@ def decided(
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
     decision, due = idle.stop_idle(scene, "a")
     assert (decision is None) == (due is not None), "stopped, or looked at again"

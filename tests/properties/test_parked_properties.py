@@ -142,7 +142,6 @@ class ParkedStories(RuleBasedStateMachine):
             ids=counting_ids(),
             settings=self.y.settings,
             index=index,
-            agents={a.node: a for a in heard.agents},
         )
 
     @invariant()

@@ -66,7 +66,6 @@ def verdict(y: Yard, entry: Model) -> Verdict:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
     return place(scene, Demand(model=entry, wanted_at=y.now - timedelta(seconds=60)))
 
@@ -299,7 +298,6 @@ def scene_of(y: Yard) -> Scene:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
 
 

@@ -24,7 +24,6 @@ def verdict(y: Yard, entry: Model, at_once: int, monkeypatch: pytest.MonkeyPatch
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
     return place(scene, Demand(model=entry, wanted_at=y.now - timedelta(seconds=5)))
 

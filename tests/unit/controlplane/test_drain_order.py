@@ -88,7 +88,6 @@ def scene_of(y: Yard, live: Live, index: StepIndex) -> Scene:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
 
 

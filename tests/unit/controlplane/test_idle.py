@@ -48,7 +48,6 @@ def idle_s(y: Yard, heard: Live) -> float:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in heard.agents},
     )
     ready = [p for p, hold in scene.holds_of("a") if hold == "ready"]
     return idle.idle_s(scene, y.world.models["a"], ready)
@@ -64,7 +63,6 @@ def stops(y: Yard, heard: Live) -> bool:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in heard.agents},
     )
     decision, _ = idle.stop_idle(scene, "a")
     return decision is not None

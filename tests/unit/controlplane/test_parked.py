@@ -58,7 +58,6 @@ def scene(y: ParkingYard) -> Scene:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in heard.agents},
     )
 
 

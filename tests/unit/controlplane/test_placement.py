@@ -44,7 +44,6 @@ def scene_of(y: Yard, frozen: str = "") -> Scene:
         settings=y.settings,
         index=index,
         frozen=frozen,
-        agents={a.node: a for a in live.agents},
     )
 
 

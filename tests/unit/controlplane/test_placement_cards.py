@@ -56,7 +56,6 @@ def scene_of(y: Yard) -> Scene:
         ids=counting_ids(),
         settings=y.settings,
         index=index,
-        agents={a.node: a for a in live.agents},
     )
 
 
