@@ -125,6 +125,11 @@ class Fleet:
         self._books.note(replace(self._books.held[name], ending=True))
         self._wake(name)
 
+    def refuse(self, item: PlanItem, reason: str) -> None:
+        """Answers for an id of the plan that will not start here, and leaves its leases as they are."""
+        LOG.info("replica refused", extra={"replica": item.replica, "reason": reason})
+        self._books.say(self._fresh(item), ReplicaRefused(), reason=reason)
+
     async def all_done(self) -> None:
         """Returns when no supervisor works any more."""
         while working := [

@@ -102,12 +102,13 @@ class Inheritance:
             if name in self._books.held:
                 self._unclaimed.discard(name)
         for name in sorted(self._unclaimed):
+            self._refuse(name)
             self._kill(name)
+        self._claim_leases()
+        self._end_stray_leases()
         # Whoever asks again later, after the log was replaced, must not believe these.
         self._unclaimed.clear()
         self._processes.clear()
-        self._claim_leases()
-        self._end_stray_leases()
 
     def repeat(self, own: OwnSubjects, *, all_of_it: bool) -> None:
         """Says again, under the new epoch, how things stand that the log may not know so.
@@ -153,6 +154,16 @@ class Inheritance:
                 self._books.note(held)
             case "rest":
                 pass
+
+    def _refuse(self, name: str) -> None:
+        """Answers the plan for an id whose engine is about to be killed: an id is started once, and its
+        lease is needed until that engine's memory is back."""
+        known = self._books.known
+        items = known.plan.items if known is not None else ()
+        item = next((item for item in items if item.replica == name), None)
+        if item is not None:
+            reason = "an engine of this id ran here that no event told of; it is ended"
+            self._fleet.refuse(item, reason)
 
     def _kill(self, name: str) -> None:
         """Ends an engine without an owner."""

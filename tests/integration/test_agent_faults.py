@@ -187,6 +187,7 @@ def test_inv_7_without_its_journal_it_goes_on_from_the_log_and_the_processes(tmp
                 await hand.phase("r-1", "ready")
                 await hand.expect(lambda: hand.replica("r-1").measured_memory_bytes, "measured")
                 await hand.plan(an_item("r-1"), loading)
+                await hand.phase("r-2", "starting")
                 await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
                 await first.die()
             pids = {p.pid for name in ("r-1", "r-2") for p in engines_of(yard, name)}
@@ -198,6 +199,40 @@ def test_inv_7_without_its_journal_it_goes_on_from_the_log_and_the_processes(tmp
                 assert hand.replica("r-1").phase == "ready"
                 assert sorted(lease.holder for lease in hand.card().leases) == ["r-1", "r-2"]
                 assert "replica.failed" not in hand.types()
+
+    run(story())
+
+
+def test_inv_7_an_engine_that_neither_journal_nor_log_knows_is_ended_and_its_id_refused(tmp_path):
+    """Its agent died before the log heard of the start, and the journal is lost: the plan alone names it."""
+
+    async def story():
+        async with memory_yard(tmp_path) as yard:
+            hand = yard.hand
+            async with yard.agent() as first:
+                await hand.plan(an_item("r-1"))
+                await hand.phase("r-1", "ready")
+                await first.die()
+            _plan_in_journal(yard, an_item("r-1"), an_item("r-2"))
+            agent = yard.agent()
+            yard.cut()
+            async with agent as second:
+                await until(lambda: _journal_has(yard, "r-2", "ready"), "r-2 ready in the journal")
+                (engine,) = engines_of(yard, "r-2")
+                await second.die()
+            yard.mend()
+            assert hand.types("r-2") == []
+            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
+                file.unlink()
+            await hand.plan(an_item("r-1"), an_item("r-2"))
+            async with yard.agent():
+                refused = await hand.phase("r-2", "refused")
+                assert refused.card_revs == {}
+                await until(lambda: not alive(engine.pid), "the end of the engine")
+                await hand.plan(an_item("r-1"), an_item("r-3"))
+                await hand.phase("r-3", "ready")
+                assert sorted(lease.holder for lease in hand.card().leases) == ["r-1", "r-3"]
+            assert hand.types("r-2") == ["replica.refused"]
 
     run(story())
 

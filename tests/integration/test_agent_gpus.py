@@ -241,7 +241,10 @@ def test_req_d15_a_named_lease_explains_its_process_and_ends_when_its_memory_is_
             try:
                 gpus.use(worker.pid, 4 * GIB)
                 await yard.hand.expect(
-                    lambda: on_card(yard).used_bytes == 4 * GIB, "its use is told"
+                    lambda: (
+                        (card := yard.hand.card("gpu0")) is not None and card.used_bytes == 4 * GIB
+                    ),
+                    "its use is told",
                 )
                 assert on_card(yard).other_bytes == 0
                 done = await ask(tmp_path, ask="release", what="ann")

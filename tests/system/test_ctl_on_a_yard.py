@@ -198,7 +198,9 @@ def test_a_card_is_asked_for_from_another_machine_and_the_place_in_line_taken_ba
             for name in ("a", "b"):
                 await yard.event(
                     "card.queued",
-                    lambda e, name=name: name in str(getattr(e.state, "waiters", "")),
+                    lambda e, name=name: any(
+                        w.name == name for w in getattr(e.state, "waiters", ())
+                    ),
                 )
             hasty.send_signal(signal.SIGINT)
             await hasty.communicate()
