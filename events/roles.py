@@ -75,6 +75,8 @@ def gateway(prefix: str = PREFIX) -> Role:
         publish=(
             f"{prefix}.cmd.gateway.model.activate",
             f"{prefix}.beacon.gateway.*",
+            # It asks agents for adapters; what a person asks them goes by other names.
+            f"{prefix}.rpc.adapters.*",
             "$JS.API.INFO",
             *_reader("EVENTS", prefix),
         ),
@@ -87,7 +89,8 @@ def agent_user(node: str) -> str:
 
 
 def agent(node: str, prefix: str = PREFIX) -> Role:
-    """An agent writes its own node's aggregates and follows its plan and what it wrote itself."""
+    """An agent writes its own node's aggregates and follows its plan, what it wrote itself, and the catalog:
+    it has the adapters of the models it may run on its disk before somebody asks for them."""
     token = encode_token(node)
     own = [
         f"{prefix}.evt.{n.name}.{token}" + ".*" * (len(n.tokens) - 1)
@@ -95,7 +98,11 @@ def agent(node: str, prefix: str = PREFIX) -> Role:
         if n.writer == "agent"
     ]
     # A consumer's filter stands in its create subject with its wildcard spelled out, hence `>`.
-    filters = [f"{prefix}.evt.plan.{token}", *(s.replace(".*", ".>") for s in own)]
+    filters = [
+        f"{prefix}.evt.plan.{token}",
+        *(f"{prefix}.evt.{noun}.>" for noun in ("model", "adapter")),
+        *(s.replace(".*", ".>") for s in own),
+    ]
     user = agent_user(node)
     return Role(
         user=user,

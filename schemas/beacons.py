@@ -3,6 +3,13 @@
 from msgspec import Struct
 
 
+class Pin(Struct, frozen=True, array_like=True):
+    """What a gateway does with an adapter in a replica: requests running now, and seconds since its last use."""
+
+    uses: int
+    idle_s: float = 0.0
+
+
 class GatewayBeacon(Struct, frozen=True, kw_only=True):
     """Every second, and at once on 0->1, 1->0 and a drain.
 
@@ -19,6 +26,9 @@ class GatewayBeacon(Struct, frozen=True, kw_only=True):
     waiting: dict[str, int] = {}
     last_use_age_s: dict[str, float] = {}
     leaving: bool = False
+    pins: dict[str, dict[str, Pin]] = {}
+    """By replica and `schemas.adapternames.pin_name`: adapters this gateway counts on. What a beacon does not list
+    any more is given back."""
 
 
 class EngineCounters(Struct, frozen=True, kw_only=True):
@@ -32,7 +42,7 @@ class EngineCounters(Struct, frozen=True, kw_only=True):
 
 
 class AgentBeacon(Struct, frozen=True, kw_only=True):
-    """Every 5 s. `heard` is the last beacon number of each gateway; `position` the last plan event applied."""
+    """Every 5 s, and at once with a recall. `heard` is the last beacon number of each gateway; `position` the last plan event applied."""
 
     node: str
     epoch: int
@@ -40,6 +50,10 @@ class AgentBeacon(Struct, frozen=True, kw_only=True):
     replicas: dict[str, EngineCounters] = {}
     heard: dict[str, int] = {}
     leaving: bool = False
+    heard_from: dict[str, str] = {}
+    """The incarnation of each gateway whose number `heard` tells."""
+    recall: dict[str, tuple[str, ...]] = {}
+    """By replica: pins asked back. A gateway that does not use one gives it up with its next beacon, at once."""
 
 
 class LeaderBeacon(Struct, frozen=True, kw_only=True):

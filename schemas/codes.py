@@ -38,6 +38,20 @@ NOT_HERE: Final = (
 TIMED_OUT: Final = "timed_out"  # it waited in line as long as it was told to
 CANNOT_PARK: Final = "cannot_park"  # neither engine, profile nor node has a way
 
+# Codes of refused adapters (yard.evt.adapter.<name>, yard.evt.slots.<node>.<replica>).
+NO_ADAPTERS: Final = "no_adapters"  # its base loads none
+NOT_AN_ADAPTER: Final = "not_an_adapter"  # no adapter_config.json, no weights, or not readable
+UNSUPPORTED_ADAPTER: Final = (
+    "unsupported_adapter"  # DoRA, modules_to_save, embeddings, modules the engine does not adapt
+)
+RANK_TOO_HIGH: Final = "rank_too_high"
+WRONG_BASE: Final = "wrong_base"
+LOAD_REFUSED: Final = "load_refused"  # an engine refused it for a reason of the adapter's
+LOAD_FAILED: Final = "load_failed"  # an engine failed; another replica may take it
+LOAD_TIMEOUT: Final = "load_timeout"
+FILES_MISSING: Final = "files_missing"  # its files could not be had on that node
+ROUTE_OFF: Final = "route_off"  # that engine has no routes to load adapters at run time
+
 # Codes of failed jobs, files and plans (yard.evt.job.<id>, yard.evt.file.<key>).
 REGISTRY_UNREACHABLE: Final = "registry_unreachable"  # no answer within the tries
 REPO_NOT_FOUND: Final = "repo_not_found"  # no such repository, or private and not ours to see

@@ -88,6 +88,41 @@ class ModelActivate(
     rev: int = 0
 
 
+class AdapterAdd(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="adapter.add"
+):
+    """Adds a LoRA adapter of the model `base`. `source` is an absolute path on the control plane's machine,
+    `OWNER/REPO[@REVISION]`, or the URL of a folder. `trust_base`: do not compare the base its configuration names.
+    """
+
+    name: str
+    base: str
+    source: str
+    pinned: bool = False
+    aliases: list[str] = []
+    trust_base: bool = False
+
+
+class AdapterRemove(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="do",
+    tag="adapter.remove",
+):
+    adapter: str
+
+
+class AdapterPin(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="adapter.pin"
+):
+    """Whether replicas that have it loaded may give it up for others."""
+
+    adapter: str
+    pinned: bool = True
+
+
 class NodeCordon(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="node.cordon"
 ):
@@ -202,6 +237,9 @@ CommandBody = (
     | ModelLoad
     | ModelUnload
     | ModelActivate
+    | AdapterAdd
+    | AdapterRemove
+    | AdapterPin
     | NodeCordon
     | NodeUncordon
     | ReplicaPark

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 from msgspec import Struct
 
 from schemas.activation import Activation, ActivationEvent
+from schemas.adapter import Adapter, AdapterEvent
 from schemas.card import Card, CardEvent
 from schemas.commands import Outcome, OutcomeEvent
 from schemas.file import File, FileEvent
@@ -19,6 +20,7 @@ from schemas.node import Node, NodeEvent, NodeState, NodeStateEvent
 from schemas.plan import Plan, PlanEvent
 from schemas.record import Record, RecordEvent
 from schemas.replica import Replica, ReplicaEvent
+from schemas.slots import Slots, SlotsEvent
 
 SCHEMA: Final = 1
 """The yard's schema number (stream metadata `yard.schema`): a process with a lower one may not lead."""
@@ -60,6 +62,7 @@ NOUNS: Final[dict[str, Noun]] = {
     n.name: n
     for n in (
         _noun("model", ("model",), Model, ModelEvent, "control"),
+        _noun("adapter", ("adapter",), Adapter, AdapterEvent, "control"),
         _noun("activation", ("model", "scope"), Activation, ActivationEvent, "control"),
         _noun("plan", ("node",), Plan, PlanEvent, "control"),
         _noun("record", ("model",), Record, RecordEvent, "control"),
@@ -72,12 +75,14 @@ NOUNS: Final[dict[str, Noun]] = {
         _noun("node", ("node",), Node, NodeEvent, "agent"),
         _noun("card", ("node", "card"), Card, CardEvent, "agent"),
         _noun("replica", ("node", "replica"), Replica, ReplicaEvent, "agent", version=2),
+        _noun("slots", ("node", "replica"), Slots, SlotsEvent, "agent"),
     )
 }
 """The key is the noun as the subject spells it after `yard.evt.`."""
 
 State = (
     Model
+    | Adapter
     | Activation
     | Plan
     | Record
@@ -90,9 +95,11 @@ State = (
     | Node
     | Card
     | Replica
+    | Slots
 )
 Event = (
     ModelEvent
+    | AdapterEvent
     | ActivationEvent
     | PlanEvent
     | RecordEvent
@@ -105,6 +112,7 @@ Event = (
     | NodeEvent
     | CardEvent
     | ReplicaEvent
+    | SlotsEvent
 )
 
 

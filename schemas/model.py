@@ -82,6 +82,11 @@ class Model(Struct, frozen=True, kw_only=True):
     order: int = 0
     off_reason: str = ""
     """Why it was switched off by the control plane itself (a serve job that failed); empty otherwise."""
+    max_loaded_adapters: int = 0
+    """How many LoRA adapters one replica keeps loaded; 0: it loads none."""
+    lora_rank: int = 0
+    """The rank its engines are started for where a profile leaves that open; it grows with its adapters, in
+    steps the engine knows, and never shrinks. 0: no adapter asked for one yet."""
 
 
 class ModelAdded(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.added"):

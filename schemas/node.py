@@ -34,6 +34,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     """Kinds of cards this build of the engine can use."""
     park_ways: tuple[ParkWay, ...] = ()
     """Ways this node can park it by; empty: it is stopped."""
+    adapters: bool = False
+    """Whether it loads LoRA adapters while it runs."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

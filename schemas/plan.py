@@ -43,6 +43,10 @@ class Launch(Struct, frozen=True, kw_only=True):
     weight: int = 1
     exclusive: bool = False
     parking: Parking | None = None
+    adapters: int = 0
+    """How many adapters the agent keeps loaded in it; 0: the engine is started without."""
+    lora_rank: int = 0
+    """The rank it is started for, unless its arguments say so themselves; 0: the engine's default."""
 
 
 class Stop(Struct, frozen=True, kw_only=True):

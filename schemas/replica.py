@@ -87,6 +87,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     """Of a parked one: what its lease on `cpu` holds."""
     residual_bytes: int = 0
     """Of a parked one: what it keeps on each of its cards."""
+    adapter_slots: int = 0
+    """How many adapters its agent keeps loaded in it; 0: it loads none."""
     park_s: float | None = None
     resume_s: float | None = None
     """Seconds its last park, and its last resume, took."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from events.log import Broken, Recorded
 from events.subjects import PREFIX, event_subject
 from schemas.activation import Activation
+from schemas.adapter import Adapter
 from schemas.card import Card
 from schemas.commands import Outcome
 from schemas.file import BUSY_PHASES, File
@@ -23,6 +24,7 @@ from schemas.node import Node, NodeState
 from schemas.plan import Plan
 from schemas.record import Record
 from schemas.replica import Replica
+from schemas.slots import Slots
 
 S = TypeVar("S", bound=Struct)
 
@@ -58,6 +60,7 @@ class World:
     position: int = 0
     heads: dict[str, Head] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
+    adapters: dict[str, Adapter] = field(default_factory=dict)
     activations: dict[tuple[str, str], Activation] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
@@ -70,6 +73,8 @@ class World:
     files: dict[str, File] = field(default_factory=dict)
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
+    slots: dict[str, Slots] = field(default_factory=dict)
+    """By replica."""
     unknown_events: int = 0
     broken_events: int = 0
     touched: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -79,6 +84,8 @@ class World:
     """Ids of the jobs that are not over."""
     busy_files: set[str] = field(default_factory=set)
     """Keys of the files some mirror is to do something with: fetch, verify or remove."""
+    unread_adapters: set[str] = field(default_factory=set)
+    """Names of the adapters that are not ready and not refused yet."""
 
     def subject(self, noun: str, *key: str) -> str:
         return event_subject(noun, *key, prefix=self.prefix)
@@ -127,6 +134,13 @@ class World:
         match item.noun:
             case "model":
                 _put(self.models, item.key[0], state, Model)
+            case "adapter":
+                _put(self.adapters, item.key[0], state, Adapter)
+                _keep(
+                    self.unread_adapters,
+                    item.key[0],
+                    isinstance(state, Adapter) and state.phase in ("reading", "fetching"),
+                )
             case "activation":
                 _put(self.activations, (item.key[0], item.key[1]), state, Activation)
             case "plan":
@@ -157,6 +171,8 @@ class World:
                 _put(self.cards, (item.key[0], item.key[1]), state, Card)
             case "replica":
                 _put(self.replicas, item.key[1], state, Replica)
+            case "slots":
+                _put(self.slots, item.key[1], state, Slots)
             case "leader.current":
                 self.leader = state if isinstance(state, Leader) else None
             case "leader.log":

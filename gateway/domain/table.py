@@ -24,7 +24,7 @@ NOUNS: frozenset[str] = frozenset({"model", "activation", "replica", "record", "
 """What this table is made of; the gateway follows these subjects and no others."""
 
 IGNORED_NOUNS: frozenset[str] = frozenset(
-    {"plan", "command", "leader.current", "leader.log", "card"}
+    {"plan", "command", "leader.current", "leader.log", "card", "job", "file"}
 )
 """Nouns a gateway has no use for, should a wider filter deliver them."""
 

@@ -15,6 +15,7 @@ from schemas.beacons import EngineCounters
 from schemas.model import EngineName, SecretRef
 from schemas.node import EngineInfo
 from schemas.plan import Launch
+from schemas.slots import Whose
 
 SecretReader = Callable[[str], str]
 """The value of a secret by name; raises `SecretMissing`."""
@@ -32,11 +33,69 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """What a kind of engine can do beyond start, answer and stop.
 
     A driver whose flag is true also implements the matching protocol (parking: `park` and `resume`;
-    adapters: `load_adapter` and `unload_adapter`), which arrive with the first engine that has them.
+    adapters: `AdapterDriver`).
     """
 
     parking: bool = False
     adapters: bool = False
+
+
+class ListedAdapter(Struct, frozen=True, kw_only=True):
+    """An adapter as an engine lists it: its engine-side name and `root`, the path it was loaded from."""
+
+    name: str
+    root: str = ""
+
+
+class AdapterDone(Struct, frozen=True, kw_only=True):
+    """The engine did it. `already`: it said that this was so before it was asked."""
+
+    already: bool = False
+
+
+class AdapterFault(Struct, frozen=True, kw_only=True):
+    """The engine did not do it: `whose` fault by its status, type and text, a code of `schemas.codes`, its words.
+
+    `known` False: nobody knows this answer; it counts as the replica's until another replica says the same.
+    """
+
+    whose: Whose
+    code: str
+    text: str
+    known: bool = True
+
+
+class AdapterDriver(Protocol):
+    """What a driver with `capabilities.adapters` can do besides. None of these raises for anything an engine answers."""
+
+    async def load_adapter(
+        self, endpoint: str, key: str, *, name: str, path: str, timeout_s: float
+    ) -> AdapterDone | AdapterFault:
+        """Loads the adapter in the folder `path` under `name`; returns when the engine has read it.
+
+        `already` is no success by itself: the caller compares the list's `root` with `path`.
+        """
+        ...
+
+    async def unload_adapter(
+        self, endpoint: str, key: str, *, name: str, timeout_s: float
+    ) -> AdapterDone | AdapterFault:
+        """Unloads it; one that is not there is done already. An engine without these routes is a fault."""
+        ...
+
+    async def list_adapters(
+        self, endpoint: str, key: str
+    ) -> tuple[ListedAdapter, ...] | AdapterFault:
+        """Every adapter it lists, without base models. Bounded by 5 s and 4 MiB."""
+        ...
+
+    async def running_adapters(self, endpoint: str, key: str) -> frozenset[str] | None:
+        """Engine-side names of adapters with requests running or waiting; None where it does not tell."""
+        ...
+
+    async def loads_adapters(self, endpoint: str, key: str) -> bool | None:
+        """Whether its routes to load adapters are there; None: it did not answer. Changes nothing."""
+        ...
 
 
 class EngineStart(Struct, frozen=True, kw_only=True):

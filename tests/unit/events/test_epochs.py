@@ -108,7 +108,7 @@ def test_what_the_control_plane_ended_for_a_removed_node_is_not_measured_against
 
 
 def test_nouns_of_newer_programs_are_left_alone() -> None:
-    assert stale(event(1, "adapter", "a", epoch=9), event(2, "adapter", "a", epoch=1)) == []
+    assert stale(event(1, "dream", "a", epoch=9), event(2, "dream", "a", epoch=1)) == []
 
 
 @pytest.mark.parametrize("forget", [True, False])
