@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from controlplane.domain.repo import Repo
 from controlplane.domain.shape import ModelShape
+from schemas.adapter import AdapterFile
 
 
 class RepoRead(Struct, frozen=True, kw_only=True):
@@ -92,4 +93,62 @@ class FileGone(Struct, frozen=True, kw_only=True):
     mirror: str
 
 
-Report = RepoRead | HeaderRead | SmokeAnswered | StepFailed | FileStored | FileFault | FileGone
+class AdapterConfig(Struct, frozen=True, kw_only=True):
+    """What an `adapter_config.json` says, its types checked and its lengths bounded; judged by preflight.
+
+    Names are the file's own. `rank_pattern` are ranks of single modules. `target_modules` are names, or the
+    one word or regular expression it gives in place of a list: then `targets_by_pattern`. What a field
+    does not say, or says as null, is its default here.
+    """
+
+    r: int
+    peft_type: str = "LORA"
+    base_model_name_or_path: str = ""
+    rank_pattern: dict[str, int] = {}
+    target_modules: tuple[str, ...] = ()
+    targets_by_pattern: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    use_dora: bool = False
+    use_rslora: bool = False
+    bias: str = "none"
+    lora_bias: bool = False
+    trains_tokens: bool = False
+    """`trainable_token_indices` is set: it changes embeddings."""
+
+
+class AdapterRead(Struct, frozen=True, kw_only=True):
+    """The configuration and the files of an adapter, read where it comes from, at `commit`.
+
+    `repo` and `commit` are those of its files' keys: the registry's own spelling and its commit, or the URL
+    or path of its folder and a sum over what lies there. `files` are the weights, then the configuration.
+    `files.of_adapter` makes the files of the mirrors from it.
+    """
+
+    adapter: str
+    incarnation: str
+    repo: str
+    commit: str
+    config: AdapterConfig
+    files: tuple[AdapterFile, ...]
+
+
+class AdapterUnreadable(Struct, frozen=True, kw_only=True):
+    """The adapter cannot be read where it comes from, or is none: why, as code and sentence."""
+
+    adapter: str
+    incarnation: str
+    code: str
+    sentence: str
+
+
+Report = (
+    RepoRead
+    | HeaderRead
+    | SmokeAnswered
+    | StepFailed
+    | FileStored
+    | FileFault
+    | FileGone
+    | AdapterRead
+    | AdapterUnreadable
+)
