@@ -1,4 +1,4 @@
-"""A file of a registry that a mirror keeps: what was published of it, and which mirror has a copy.
+"""A file that a mirror keeps, of a registry, a URL or a folder: what was published of it, who has a copy.
 
 The key is fixed before the first byte: sha256, in hex, of `repo@commit/path`. What the bytes are is known
 by their own sha256, which names them in every store.
@@ -34,6 +34,8 @@ class Copy(Struct, frozen=True, kw_only=True):
 class File(Struct, frozen=True, kw_only=True):
     """The state of `yard.evt.file.<key>`.
 
+    `repo` is a repository of the registry, or the URL or absolute path of an adapter's folder; then `commit` is a
+    sum over what lay there when it was read, and `published_*` what was read. Otherwise
     `published_*` is what the registry said at `commit` (no sha256 for files outside LFS); `sha256` and
     `bytes` what a mirror counted over the whole file. `path` is within the repository, `/` between folders.
     """
@@ -63,12 +65,12 @@ class FilePresent(Struct, frozen=True, kw_only=True, tag_field="type", tag="file
     """The whole file is there and its magic, size and sha256 were checked.
 
     `compared`: its sha256 was compared with a published one. `origin`: where the bytes came from: `registry`,
-    `mirror` (another live one) or `store` (they were there already).
+    `mirror` (another live one), `store` (they were there already) or `source` (an adapter's URL or folder).
     """
 
     mirror: str
     compared: bool
-    origin: Literal["registry", "mirror", "store"]
+    origin: Literal["registry", "mirror", "store", "source"]
 
 
 class FileFailed(Struct, frozen=True, kw_only=True, tag_field="type", tag="file.failed"):

@@ -11,13 +11,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.domain import filesets
+from controlplane.domain.adaptersources import place_of, told_by
 from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Change, Decision
 from controlplane.domain.jobtexts import ERROR_BYTES, clipped
 from controlplane.domain.needs import MIRROR_STEP
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.repo import Repo
-from controlplane.domain.reports import FileFault, FileGone, FileStored
+from controlplane.domain.reports import AdapterRead, FileFault, FileGone, FileStored
 from controlplane.domain.scene import Scene
 from schemas import codes
 from schemas.file import (
@@ -40,6 +41,19 @@ RETRY_MOST_S: Final = 3600.0
 
 AT_ONCE: Final = 800
 """Files written in one batch at most: it holds 1,000 events, a job's or a command's own among them."""
+
+FINAL: Final[frozenset[str]] = frozenset(
+    {
+        codes.NOT_AN_ADAPTER,
+        codes.NOT_GGUF,
+        codes.CHECKSUM_MISMATCH,
+        codes.SIZE_MISMATCH,
+        codes.NO_SUCH_FILE,
+        codes.REPO_NOT_FOUND,
+        codes.REVISION_NOT_FOUND,
+    }
+)
+"""Another fetch of the same commit would meet these again."""
 
 HEX_SHOWN: Final = 12
 """Digits of a checksum a sentence shows."""
@@ -106,6 +120,30 @@ def of_set(repo: Repo, file_set: FileSet) -> tuple[File, ...]:
     )
 
 
+def of_adapter(read: AdapterRead) -> tuple[File, ...]:
+    """The files of an adapter as they are before anything was fetched: its weights, then its configuration."""
+    return tuple(
+        File(
+            key=file.key,
+            repo=read.repo,
+            commit=read.commit,
+            path=file.name,
+            published_bytes=file.bytes,
+            published_sha256=file.sha256.lower() or None,
+        )
+        for file in read.files
+    )
+
+
+def failed_for_good(file: File, mirror: str) -> Copy | None:
+    """The mirror's copy when it failed of what another fetch would meet again, and nobody else has the file."""
+    mine = copy_on(file, mirror)
+    if mine is None or mine.phase != "failed" or mine.code not in FINAL:
+        return None
+    elsewhere = any(copy.phase == "present" for copy in file.copies if copy.mirror != mirror)
+    return None if elsewhere else mine
+
+
 def named(file: File) -> str:
     return f"{file.repo}/{file.path}"
 
@@ -121,11 +159,10 @@ def absent(file: File, mirror: str, reason: str) -> Change:
 
 def mismatch(file: File, sha256: str, size: int) -> tuple[str, str] | None:
     """Code and sentence when these are not the bytes that were published, or that another mirror counted."""
+    told = told_by(file.repo)
     if size != file.published_bytes:
-        return codes.SIZE_MISMATCH, (
-            f"{file.path} has {size} bytes, the registry published {file.published_bytes}"
-        )
-    for known, by in ((file.published_sha256, "the registry published"), (file.sha256, "known is")):
+        return codes.SIZE_MISMATCH, (f"{file.path} has {size} bytes, {told} {file.published_bytes}")
+    for known, by in ((file.published_sha256, told), (file.sha256, "known is")):
         if known and known.lower() != sha256.lower():
             return codes.CHECKSUM_MISMATCH, (
                 f"{file.path} has the sha256 {sha256[:HEX_SHOWN]}, {by} {known[:HEX_SHOWN]}"
@@ -306,7 +343,10 @@ def _stored(scene: Scene, file: File, mine: Copy | None, report: FileStored) -> 
     copy = Copy(mirror=report.mirror, phase="present", since=scene.now)
     compared = file.published_sha256 is not None
     event = FilePresent(mirror=report.mirror, compared=compared, origin=report.origin)
-    checked = "its checksum matches the registry" if compared else "nothing to compare it with"
+    checked = "nothing to compare it with"
+    if compared:
+        is_published = place_of(file.repo) == "registry"
+        checked = f"its checksum {'matches the registry' if is_published else 'is what was read'}"
     reason = f"{show_bytes(report.bytes)} from the {report.origin}, {checked}"
     return _decision(scene, file, written(with_copy(after, report.mirror, copy), event, reason))
 

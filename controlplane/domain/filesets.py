@@ -22,6 +22,10 @@ DEFAULT_QUANT: Final = "Q4_K_M"
 NAMES_SHOWN: Final = 40
 """At most so many sets are named in a sentence: one that lists hundreds is not read, and fills the log."""
 
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""The two files of a LoRA adapter, by the names that engines look for in a folder."""
+
 _SIDE_PARTS: Final = ("mmproj", "imatrix")
 """A vision projector, an importance matrix: left out wherever the path says so, however it goes on."""
 
@@ -148,7 +152,11 @@ def paths_of(file_set: FileSet) -> tuple[str, ...]:
 
 
 def paths_from(first: str) -> tuple[str, ...]:
-    """The paths of the set whose first file has this path: told from it alone. Any other file is a set of one."""
+    """The paths of the set whose first file has this path, told from it alone: a model's shards, or an adapter's
+    weights and the configuration beside them. Any other file is a set of one."""
+    folder, _, name = first.rpartition("/")
+    if name == ADAPTER_WEIGHTS:
+        return (first, f"{folder}/{ADAPTER_CONFIG}" if folder else ADAPTER_CONFIG)
     place, shards = _place(first)
     if place != first:
         return (first,)

@@ -1,4 +1,4 @@
-"""Says who needs which file of the mirrors: catalog entries by their source, jobs by their file set.
+"""Says who needs which file of the mirrors: models by their source, adapters and jobs by their files.
 
 It derives from the log alone and decides nothing; files.py fetches and removes by it.
 """
@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeVar
 
 from controlplane.domain import filesets
 from controlplane.domain.world import World
+from schemas.adapter import Adapter
 from schemas.job import Job
 
 MIRROR: Final = "mirror:"
@@ -15,15 +16,15 @@ MIRROR: Final = "mirror:"
 MIRROR_STEP: Final = 2
 """Place of the step `mirror` in a job's steps: from it on the job needs its files."""
 
-Kind = Literal["model", "job", "early", "ended"]
-"""Who needs a file: a catalog entry or a running job that wants it fetched; a running job that has not
+Kind = Literal["model", "adapter", "job", "early", "ended"]
+"""Who needs a file: a model, an adapter or a running job that wants it fetched; a running job that has not
 come to that; a job that failed or was cancelled and may be retried. The last two let nothing be fetched,
 and only the last lets it be removed."""
 
 Holder = tuple[Kind, str]
 
-FETCHING_KINDS: Final[frozenset[str]] = frozenset({"model", "job"})
-KEEPING_KINDS: Final[frozenset[str]] = frozenset({"model", "job", "early"})
+FETCHING_KINDS: Final[frozenset[str]] = frozenset({"model", "adapter", "job"})
+KEEPING_KINDS: Final[frozenset[str]] = frozenset({"model", "adapter", "job", "early"})
 
 
 def key_of_source(source: str) -> str | None:
@@ -51,6 +52,13 @@ def keys_of_set(world: World, first: str) -> tuple[str, ...]:
         return (first,)
     paths = filesets.paths_from(file.path)
     return tuple(filesets.file_key(file.repo, file.commit, path) for path in paths)
+
+
+def keys_of_adapter(adapter: Adapter) -> tuple[str, ...]:
+    """The keys of its files: none before it was found to fit its base, and none of one that is refused."""
+    if adapter.phase not in ("fetching", "ready"):
+        return ()
+    return tuple(file.key for file in adapter.files)
 
 
 def kind_of(job: Job) -> Kind | None:
@@ -94,6 +102,12 @@ class Needs:
         _put(self.of_model, name, keys)
         return self._hold(holder, keys)
 
+    def adapter(self, world: World, name: str) -> set[str]:
+        """The adapter `name` changed, came or went."""
+        adapter = world.adapters.get(name)
+        keys = keys_of_adapter(adapter) if adapter is not None else ()
+        return self._hold(("adapter", name), keys)
+
     def job(self, world: World, id_: str) -> set[str]:
         """The job `id_` changed, came or went."""
         job = world.jobs.get(id_)
@@ -128,11 +142,12 @@ class Needs:
         return bool(self.kinds(key) & KEEPING_KINDS)
 
     def who(self, key: str) -> tuple[str, ...]:
-        """Who keeps it, for a person, in order: entries, then jobs."""
+        """Who keeps it, for a person, in order: models, adapters, then jobs."""
         found = sorted(h for h in self.by_key.get(key, ()) if h[0] in KEEPING_KINDS)
         models = [f"model {name!r}" for kind, name in found if kind == "model"]
-        jobs = sorted(f"job {name}" for kind, name in found if kind != "model")
-        return (*models, *jobs)
+        adapters = [f"adapter {name!r}" for kind, name in found if kind == "adapter"]
+        jobs = sorted(f"job {name}" for kind, name in found if kind in ("job", "early"))
+        return (*models, *adapters, *jobs)
 
     def _hold(self, holder: Holder, keys: tuple[str, ...]) -> set[str]:
         before = self._held.get(holder, ())
@@ -162,6 +177,8 @@ def needs_of(world: World) -> Needs:
     needs = Needs()
     for name in world.models:
         needs.model(world, name)
+    for name in world.adapters:
+        needs.adapter(world, name)
     for id_ in world.jobs:
         needs.job(world, id_)
     return needs

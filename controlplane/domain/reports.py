@@ -73,7 +73,7 @@ class FileStored(Struct, frozen=True, kw_only=True):
     sha256: str
     bytes: int
     compared: bool
-    origin: Literal["registry", "mirror", "store"]
+    origin: Literal["registry", "mirror", "store", "source"]
 
 
 class FileFault(Struct, frozen=True, kw_only=True):
@@ -114,6 +114,8 @@ class AdapterConfig(Struct, frozen=True, kw_only=True):
     lora_bias: bool = False
     trains_tokens: bool = False
     """`trainable_token_indices` is set: it changes embeddings."""
+    replicates_layers: bool = False
+    """`layer_replication` is set: it was trained for a model of more layers than its base has."""
 
 
 class AdapterRead(Struct, frozen=True, kw_only=True):

@@ -47,8 +47,19 @@ class Smoke(Struct, frozen=True, kw_only=True):
     has_key: bool
 
 
+class ReadAdapter(Struct, frozen=True, kw_only=True):
+    """The configuration and the file list of an adapter are to be read where it comes from."""
+
+    adapter: str
+    incarnation: str
+    source: str
+
+
 class Fetch(Struct, frozen=True, kw_only=True):
-    """Bring `key` into this mirror. `others` are mirrors whose copy is present, by name: asked first."""
+    """Bring `key` into this mirror. `others` are mirrors whose copy is present, by name: asked first.
+
+    `repo` is a repository of the registry, or the URL or absolute path of an adapter's folder.
+    """
 
     key: str
     repo: str
@@ -69,11 +80,11 @@ class Remove(Struct, frozen=True, kw_only=True):
     key: str
 
 
-Task = ReadRepo | ReadHeader | Smoke | Fetch | Verify | Remove
+Task = ReadRepo | ReadHeader | Smoke | ReadAdapter | Fetch | Verify | Remove
 
 
 def due(world: World, mirror: str) -> tuple[Task, ...]:
-    """Every task of the instance `mirror` while it leads: jobs in order of id, then files in order of key.
+    """Every task of the instance `mirror` while it leads: jobs in order of id, adapters by name, then files in order of key.
 
     Only what is running or busy is looked at, so that asking often costs nothing. Nothing is due for what no
     decision could be written of: its reports would be made again and again.
@@ -83,6 +94,12 @@ def due(world: World, mirror: str) -> tuple[Task, ...]:
         task = _of_job(world, mirror, world.jobs[id_])
         if task is not None and world.head("job", id_).writable:
             found.append(task)
+    for name in sorted(world.unread_adapters):
+        adapter = world.adapters[name]
+        if adapter.phase == "reading" and world.head("adapter", name).writable:
+            found.append(
+                ReadAdapter(adapter=name, incarnation=adapter.incarnation, source=adapter.source)
+            )
     if mirror:
         for key in sorted(world.busy_files):
             task = _of_file(world.files[key], mirror)
