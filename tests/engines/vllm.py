@@ -4,8 +4,17 @@
     python -I -S vllm.py --version
 
 Standard library only; it must not import the project: it stands for a stranger's program. What no command
-line of vLLM's says (how long, how big, what goes wrong) comes from the environment, see `Script`. Its own
-door is GET /fake/counters, which needs no key.
+line of vLLM's says (how long, how big, what goes wrong) comes from the environment, see `Script`. Adapters
+are vllm_lora.py's affair. With --enable-lora every answer begins with who gives it: `[base] w0 w1 …`, or the
+marker of the adapter (tests/support/lora.py). Its own doors, which need no key:
+
+    GET  /fake/counters   requests, sleeps, connections
+    GET  /fake/lora       loads, unloads, names evicted in use, who answered how often
+    POST /fake/fault      a fault from now on: {"fault", "adapter": "a*", "times": 1, "status", "body"}
+    POST /fake/clear      no faults any more
+    POST /fake/script     changes `Script`: {"lora_load_s": 2}
+    POST /fake/forget     forgets one adapter {"name"} or all, as after a restart in place
+    POST /fake/register   lists an adapter that nobody loaded: {"name", "path"}
 """
 
 import json
@@ -19,15 +28,15 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-VERSION = "0.32.0"
+# Run with -I: the folder of the program is not where modules are looked for.
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+# pyright: reportMissingImports=false
+import vllm_args
+import vllm_lora
+import vllm_words
+
 KEYED = ("/v1", "/v2", "/inference", "/cohere")
 """Below these the key is asked for; everything else answers anybody."""
-
-ONE = ("served-model-name", "host", "port", "max-model-len", "dtype", "gpu-memory-utilization")
-ONE += ("max-num-seqs", "tensor-parallel-size", "kv-cache-memory-bytes", "seed", "quantization")
-ONE += ("max-loras", "max-cpu-loras", "max-lora-rank", "load-format", "cpu-offload-gb")
-SWITCHES = ("enable-sleep-mode", "enforce-eager", "enable-lora", "enable-prefix-caching")
-"""The flags it knows: as argparse, it ends with 2 at any other."""
 
 FAULTS = """
 sleep-hangs        POST /sleep gets no answer
@@ -42,6 +51,7 @@ wake-dies          it answers 200 and exits with 1
 first-hangs        after waking, no completion is answered
 first-fails        after waking, completions are answered 500
 """
+FAULTS += vllm_words.FAULTS
 
 
 class Script:
@@ -54,6 +64,11 @@ class Script:
     weights_mib  on the device while awake; in RAM (really taken) while asleep
     kv_mib       on the device while awake
     context_mib  on the device as long as it lives
+    dialect      python, old or rust: how it answers about adapters, see vllm_lora.py
+    lora_load_s  how long it reads an adapter
+    unload_s     how long an unload takes
+    processes    front ends, each with a list of adapters of its own; connections go to them in turn
+    lora_log     a file it appends loads, unloads and requests to, a JSON line each
     faults       names of FAULTS, separated by commas
     The device is that of tests/support/fake_nvml.py, if FAKE_NVML names its file, and there the cards of
     CUDA_VISIBLE_DEVICES.
@@ -66,16 +81,24 @@ class Script:
     weights_mib = 0
     kv_mib = 0
     context_mib = 0
+    dialect = "python"
+    lora_load_s = 0.0
+    unload_s = 0.0
+    processes = 1
+    lora_log = ""
     faults = ""
 
     def __init__(self) -> None:
-        known = {line.split()[0] for line in FAULTS.strip().splitlines()}
+        known = {line.split()[0] for line in FAULTS.strip().splitlines() if line}
         for name in [name for name in vars(Script) if not name.startswith("_")]:
             told = os.environ.get(f"FAKE_VLLM_{name.upper()}")
             if told is not None:
                 setattr(self, name, type(getattr(Script, name))(told))
-        self.wrong = set(filter(None, self.faults.split(",")))
-        assert self.wrong <= known, self.wrong - known
+        if os.environ.get("VLLM_USE_RUST_FRONTEND") == "1":
+            self.dialect = "rust"
+        assert self.dialect in vllm_words.VERSIONS, self.dialect
+        names = list(filter(None, self.faults.split(",")))
+        self.wrong = vllm_words.Faults(names, known)
 
 
 class Gone(Exception):
@@ -122,6 +145,7 @@ class Engine:
         self.may_sleep = "enable-sleep-mode" in args
         self.device = Device(script)
         self.change = threading.Condition()
+        self.lora = vllm_lora.Adapters(self.change, script, args, script.wrong, self.names)
         self.sleeping = False
         self.going = False
         self.woken = False
@@ -182,10 +206,10 @@ class Engine:
             f"vllm:num_requests_waiting{label} {float(self.waiting)}\n"
             "# TYPE vllm:generation_tokens counter\n"
             f"vllm:generation_tokens_total{label} {float(self.counters['tokens'])}\n"
-        )
+        ) + self.lora.metrics()
 
-    def cards(self) -> list[dict]:
-        """What /v1/models lists: a base card for each served name; adapters will follow them."""
+    def cards(self, process: int) -> list[dict]:
+        """What /v1/models lists: a base card for each served name, and behind them the adapters."""
         return [
             {
                 "id": name,
@@ -198,7 +222,7 @@ class Engine:
                 "permission": [],
             }
             for name in self.names
-        ]
+        ] + self.lora.cards(process)
 
 
 class Connection(BaseHTTPRequestHandler):
@@ -206,12 +230,15 @@ class Connection(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server_version = "uvicorn"
+    disable_nagle_algorithm = True
     engine: Engine
     key = ""
     development = False
 
     def setup(self) -> None:
-        self.engine.count("connections")
+        engine = self.engine
+        engine.count("connections")
+        self.process = engine.counters["connections"] % engine.script.processes
         super().setup()
 
     def log_message(self, format, *args) -> None:
@@ -248,7 +275,70 @@ class Connection(BaseHTTPRequestHandler):
         self.send(200, "")
 
     def models(self) -> None:
-        self.send(200, {"object": "list", "data": self.engine.cards()})
+        wrong = self.engine.script.wrong
+        if wrong.hit("list-hangs"):
+            self.silence(lambda: True)
+        if wrong.hit("list-500"):
+            self.error(500, "InternalServerError", "EngineCore encountered an issue.")
+        elif wrong.hit("list-garbage"):
+            self.send(200, '{"object": "list", "data": [{"id":', "application/json")
+        else:
+            self.send(200, {"object": "list", "data": self.engine.cards(self.process)})
+
+    def load_adapter(self) -> None:
+        self.about_adapter(
+            lambda body: self.engine.lora.load(self.process, body, bool(body.get("load_inplace")))
+        )
+
+    def unload_adapter(self) -> None:
+        self.about_adapter(lambda body: self.engine.lora.unload(self.process, body))
+
+    def about_adapter(self, work) -> None:
+        """An answer of vllm_lora's; a body that is no JSON is refused as FastAPI's handler does."""
+        if not self.engine.lora.routes:
+            self.send(*vllm_lora.OFF)
+            return
+        kind = self.headers.get("Content-Type", "").lower().split(";", 1)[0]
+        if kind != "application/json":
+            text = "['Unsupported Media Type: Only 'application/json' is allowed']"
+            self.error(400, "Bad Request", text)
+            return
+        body = self.json()
+        if body is None:
+            return
+        answer = work(body)
+        if answer is vllm_lora.HANGS:
+            self.silence(lambda: True)
+        status, content = answer
+        plain = isinstance(content, str)
+        kind = "text/plain; charset=utf-8" if plain else "application/json"
+        self.send(status, content, kind)
+
+    def lora(self) -> None:
+        self.send(200, self.engine.lora.told())
+
+    def fault(self) -> None:
+        self.engine.script.wrong.add(self.json() or {})
+        self.send(200, {})
+
+    def clear(self) -> None:
+        self.engine.script.wrong.clear()
+        self.send(200, {})
+
+    def script(self) -> None:
+        for name, value in (self.json() or {}).items():
+            assert name in vars(Script), name
+            setattr(self.engine.script, name, type(getattr(Script, name))(value))
+        self.send(200, {})
+
+    def forget(self) -> None:
+        self.engine.lora.forget((self.json() or {}).get("name"))
+        self.send(200, {})
+
+    def register(self) -> None:
+        body = self.json() or {}
+        self.engine.lora.register(body["name"], body["path"])
+        self.send(200, {})
 
     def metrics(self) -> None:
         if self.engine.going:
@@ -294,16 +384,13 @@ class Connection(BaseHTTPRequestHandler):
 
     def generate(self, kind: str, *, chat: bool) -> None:
         engine = self.engine
-        try:
-            asked = json.loads(self.body)
-        except ValueError:
-            self.error(400, "BadRequestError", "the body is not JSON")
+        asked = self.json()
+        if asked is None:
             return
-        name = asked.get("model")
-        if name not in [card["id"] for card in engine.cards()]:
-            aliases = ", ".join(engine.names)
-            text = f"The model `{name}` does not exist. Valid aliases: {aliases}."
-            self.error(404, "NotFoundError", text, param="model")
+        try:
+            named = engine.lora.find(self.process, asked.get("model"))
+        except vllm_words.Refused as refused:
+            self.send(refused.status, vllm_words.envelope(engine.script.dialect, refused))
             return
         engine.count("completions")
         if engine.going or engine.sleeping:
@@ -314,6 +401,15 @@ class Connection(BaseHTTPRequestHandler):
         if engine.woken and "first-fails" in engine.script.wrong:
             self.error(500, "InternalServerError", "EngineCore encountered an issue.")
             return
+        self.mark = "[base] " if engine.lora.on else ""
+        marker = ""
+        if named is not None:
+            try:
+                marker = engine.lora.begin(named)
+            except vllm_words.Refused as refused:
+                self.send(refused.status, vllm_words.envelope(engine.script.dialect, refused))
+                return
+            self.mark = f"[{marker}] "
         with engine.change:
             engine.running += 1
         try:
@@ -326,6 +422,8 @@ class Connection(BaseHTTPRequestHandler):
             with engine.change:
                 engine.running -= 1
                 engine.change.notify_all()
+            if named is not None:
+                engine.lora.end(named, marker)
 
     def answer(self, asked: dict, kind: str, *, chat: bool) -> None:
         script = self.engine.script
@@ -335,7 +433,7 @@ class Connection(BaseHTTPRequestHandler):
         common = {"id": "cmpl-fake", "created": int(time.time()), "model": asked["model"]}
         usage = {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1}
         if not asked.get("stream"):
-            text = "".join(self.tokens(count))
+            text = self.mark + "".join(self.tokens(count))
             said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             choice = {"index": 0, "finish_reason": reason, **said}
             self.send(200, {**common, "object": kind, "choices": [choice], "usage": usage})
@@ -345,7 +443,8 @@ class Connection(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         kind = f"{kind}.chunk" if chat else kind
-        for word in self.tokens(count):
+        for number, word in enumerate(self.tokens(count)):
+            word = word if number else self.mark + word
             said = {"delta": {"content": word}} if chat else {"text": word}
             choice = {"index": 0, "finish_reason": None, **said}
             self.frame({**common, "object": kind, "choices": [choice]})
@@ -381,12 +480,24 @@ class Connection(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        # One write: a head on its own would be a packet, and a wake-up of the other side, of its own.
+        self._headers_buffer += [b"\r\n", content]
+        self.flush_headers()
 
     def error(self, status: int, kind: str, message: str, param: str | None = None) -> None:
-        told = {"message": message, "type": kind, "param": param, "code": status}
-        self.send(status, {"error": told})
+        refused = vllm_words.Refused(status, kind, message, param)
+        self.send(status, vllm_words.envelope(self.engine.script.dialect, refused))
+
+    def json(self) -> dict | None:
+        """The body of the request; None: it is no JSON object, and that was answered."""
+        try:
+            body = json.loads(self.body)
+        except ValueError:
+            body = None
+        if isinstance(body, dict):
+            return body
+        self.error(400, "BadRequestError", "the body is not JSON")
+        return None
 
     def frame(self, body: dict) -> None:
         self.chunk(b"data: " + json.dumps(body).encode() + b"\n\n")
@@ -402,7 +513,15 @@ ROUTES = {
     ("GET", "/v1/models"): Connection.models,
     ("POST", "/v1/chat/completions"): Connection.chat,
     ("POST", "/v1/completions"): Connection.complete,
+    ("POST", "/v1/load_lora_adapter"): Connection.load_adapter,
+    ("POST", "/v1/unload_lora_adapter"): Connection.unload_adapter,
     ("GET", "/fake/counters"): Connection.counters,
+    ("GET", "/fake/lora"): Connection.lora,
+    ("POST", "/fake/fault"): Connection.fault,
+    ("POST", "/fake/clear"): Connection.clear,
+    ("POST", "/fake/script"): Connection.script,
+    ("POST", "/fake/forget"): Connection.forget,
+    ("POST", "/fake/register"): Connection.register,
 }
 
 DEVELOPMENT = {
@@ -422,48 +541,18 @@ class Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
 
-def read_args(words: list[str]) -> dict:
-    """The command line after `serve`. Exits with 2 at what vLLM would not know."""
-    found: dict = {}
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        if not word.startswith("--"):
-            if "model" in found:
-                usage_error(f"unrecognized arguments: {word}")
-            found["model"] = word
-            continue
-        name, _, value = word[2:].partition("=")
-        name = name.replace("_", "-")
-        if name in SWITCHES:
-            found[name] = True
-        elif name in ONE:
-            if not value:
-                if at >= len(words):
-                    usage_error(f"argument --{name}: expected one argument")
-                value, at = words[at], at + 1
-            found[name] = value
-        else:
-            usage_error(f"unrecognized arguments: {word}")
-    if "model" not in found:
-        usage_error("a model is needed")
-    return found
-
-
-def usage_error(text: str) -> None:
-    os.write(2, f"vllm serve: error: {text}\n".encode())
-    raise SystemExit(2)
-
-
 def main() -> None:
     if sys.argv[1:] in (["--version"], ["-v"]):
-        print(VERSION)  # noqa: T201
+        print(vllm_words.VERSIONS[Script().dialect])  # noqa: T201
         return
     if sys.argv[1:2] != ["serve"]:
-        usage_error("the command is `serve`")
-    args = read_args(sys.argv[2:])
+        vllm_args.usage_error("the command is `serve`")
+    args = vllm_args.read_args(sys.argv[2:])
     script = Script()
+    wrong = vllm_args.wrong_arguments(args)
+    if wrong:
+        os.write(2, f"ValueError: {wrong}\n".encode())
+        raise SystemExit(1)
     engine = Engine(script, args)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
