@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -20,7 +21,12 @@ from schemas.mirror import Manifest
 MIRROR: Final = "mirror:"
 """How a source begins that names content on a mirror."""
 
+WEIGHTS: Final = "adapter_model.safetensors"
+"""What the first file of an adapter's set is called."""
+
 FETCH_FAILED: Final = "fetch_failed"
+
+NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NAME_BYTES: Final = 255
@@ -41,8 +47,11 @@ def is_sha256(text: str) -> bool:
     return _SHA256.fullmatch(text) is not None
 
 
-def flaw(manifest: Manifest, key: str) -> str | None:
-    """Why a manifest cannot be believed; None when it can. Its names become names on this disk."""
+def flaw(manifest: Manifest, key: str, known: Mapping[str, str] = NOTHING_KNOWN) -> str | None:
+    """Why a manifest cannot be believed; None when it can. Its names become names on this disk.
+
+    `known` are sha256 by name that the set must have, and no file besides; empty: whatever it says.
+    """
     if manifest.key != key:
         return f"it tells of the set {manifest.key[:12]}, not of {key[:12]}"
     if not manifest.files:
@@ -57,6 +66,10 @@ def flaw(manifest: Manifest, key: str) -> str | None:
             return f"{file.name[:40]!r}... is longer than a name of a file can be"
         if not is_sha256(file.sha256) or not is_sha256(file.key) or file.bytes < 0:
             return f"what it says of {file.name} is no sha256 and size"
+    told = {file.name: file.sha256 for file in manifest.files}
+    if known and told != known:
+        names = sorted(n for n in {*told, *known} if told.get(n) != known.get(n))
+        return f"it is not what the catalog says of {', '.join(names)}"
     return None
 
 
@@ -64,11 +77,15 @@ def flaw(manifest: Manifest, key: str) -> str | None:
 
 
 class StoredSet(Struct, frozen=True, kw_only=True):
-    """A set this node remembers, by key: its contents (sha256), and when a replica used it last."""
+    """A set this node remembers, by key: its contents (sha256), and when a replica used it last.
+
+    `adapter`: it is not what a model is started from, but what an engine loads besides.
+    """
 
     key: str
     used_at: datetime
     contents: tuple[str, ...]
+    adapter: bool = False
 
 
 class Disk(Struct, frozen=True, kw_only=True):
@@ -89,6 +106,23 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     budget_bytes: int
     keep_free_bytes: int
+
+
+class Stays(Struct, frozen=True, kw_only=True):
+    """What must not be evicted: sets by key, and every adapter's while it is not known which are in use."""
+
+    keys: frozenset[str]
+    every_adapter: bool = False
+
+    def also(self, keys: AbstractSet[str]) -> "Stays":
+        """And these."""
+        return replace(self, keys=self.keys | keys)
+
+    def among(self, disk: Disk) -> frozenset[str]:
+        """The keys of the sets that stay, on this disk or still to come."""
+        if not self.every_adapter:
+            return self.keys
+        return self.keys | {stored.key for stored in disk.sets if stored.adapter}
 
 
 class Room(Struct, frozen=True, kw_only=True, tag=True):

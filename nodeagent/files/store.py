@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent.domain.files import Disk, StoredSet, flaw, is_sha256
+from nodeagent.domain.files import NOTHING_KNOWN, WEIGHTS, Disk, StoredSet, flaw, is_sha256
 from schemas.mirror import Manifest, ManifestFile
 
 log = logging.getLogger(__name__)
@@ -41,15 +41,23 @@ class Store:
 
     # What is there.
 
-    def manifest(self, key: str) -> Manifest | None:
-        """The remembered manifest of a set; None when there is none that can be believed. Quick."""
+    @property
+    def sets(self) -> Path:
+        """The folder that holds nothing but sets."""
+        return self._sets
+
+    def manifest(self, key: str, known: Mapping[str, str] = NOTHING_KNOWN) -> Manifest | None:
+        """The remembered manifest of a set; None when there is none that can be believed. Quick.
+
+        `known` are the sha256 by name that the set must have; see `domain.files.flaw`.
+        """
         if not is_sha256(key):
             return None
         try:
             found = msgspec.json.decode(self._manifest_path(key).read_bytes(), type=Manifest)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        return found if flaw(found, key) is None else None
+        return found if flaw(found, key, known) is None else None
 
     def missing(self, manifest: Manifest) -> tuple[ManifestFile, ...]:
         """The files of a set whose contents are not here whole, each content once. Quick."""
@@ -79,9 +87,9 @@ class Store:
             and theirs.st_size == file.bytes
         )
 
-    def whole(self, key: str) -> Path | None:
+    def whole(self, key: str, known: Mapping[str, str] = NOTHING_KNOWN) -> Path | None:
         """Where the first file of a set lies when all of the set is here and named. Quick."""
-        manifest = self.manifest(key)
+        manifest = self.manifest(key, known)
         if manifest is None or self.missing(manifest):
             return None
         folder = self._sets / key
@@ -114,7 +122,14 @@ class Store:
                 named = manifest.files if manifest is not None else ()
                 contents = tuple(dict.fromkeys(file.sha256 for file in named))
                 used_at = datetime.fromtimestamp(_mtime(path), UTC)
-                sets.append(StoredSet(key=path.stem, used_at=used_at, contents=contents))
+                sets.append(
+                    StoredSet(
+                        key=path.stem,
+                        used_at=used_at,
+                        contents=contents,
+                        adapter=bool(named) and named[0].name == WEIGHTS,
+                    )
+                )
         held: dict[str, int] = {}
         for content, status in _contents(self._blobs):
             # Links that are not ours are a mirror's: its bytes are there anyway.
@@ -154,6 +169,10 @@ class Store:
             draft.replace(self._manifest_path(manifest.key))
         finally:
             draft.unlink(missing_ok=True)
+
+    def is_beside(self, content: str, size: int) -> bool:
+        """Whether the folder of a mirror on this machine holds a content whole. Quick."""
+        return self._beside is not None and _size(self._beside / content) == size
 
     def is_in(self, folder: Path, file: ManifestFile) -> bool:
         """Whether a mirror's folder holds this content whole. Quick."""
