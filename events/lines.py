@@ -2,11 +2,13 @@
 
 from events.log import Broken, Recorded
 from schemas.activation import Activation
+from schemas.adapter import Adapter
 from schemas.api import EventLine
 from schemas.model import Model
 from schemas.plan import Plan
 from schemas.record import Record
 from schemas.replica import Replica
+from schemas.slots import Slots
 
 
 def line_of(item: Recorded | Broken) -> EventLine:
@@ -39,7 +41,14 @@ def models_of(item: Recorded) -> set[str]:
     match item.state:
         case Plan(items=items):
             found |= {planned.launch.model for planned in items}
-        case Replica(model=name) | Activation(model=name) | Record(model=name) | Model(name=name):
+        case (
+            Replica(model=name)
+            | Activation(model=name)
+            | Record(model=name)
+            | Model(name=name)
+            | Slots(model=name)
+            | Adapter(base=name)
+        ):
             found.add(name)
         case _:
             pass  # nodes, cards, outcomes and the leader concern no one model

@@ -5,34 +5,23 @@ steps; on a pipe it is a line now and then.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 from controlplane.ctl import jobview
+from controlplane.ctl.bars import bar_for
 from controlplane.ctl.connect import Place, open_connection
 from controlplane.ctl.failures import CtlError
 from controlplane.ctl.jobview import Amount, Amounts
-from controlplane.ctl.show import console, size
+from controlplane.ctl.show import console
 from events.log import Batch, EventLog, Recorded, Wire
 from events.subjects import event_subject
 from schemas.file import File
 from schemas.job import Job
 from schemas.progress import FileProgress
-
-PLAIN_EVERY_S: Final = 5.0
-"""On a pipe progress is told at most this often."""
 
 _COLOURS: Final = {"done": "green", "running": "yellow", "failed": "red", "skipped": "dim"}
 
@@ -76,7 +65,7 @@ class _Watch:
         self._out = out
         self._job: Job | None = None
         self._amounts = Amounts()
-        self._bar = _Bar(out) if out.is_terminal else _Lines(out)
+        self._bar = bar_for(out)
         self._away = False
 
     async def run(self) -> Job:
@@ -158,75 +147,3 @@ class _Watch:
 def _under_way(job: Job) -> tuple[int, int, bool]:
     """Attempt, step, and whether that runs."""
     return job.attempt, len(job.steps), bool(job.steps) and job.steps[-1].state == "running"
-
-
-class _Lines:
-    """Progress as lines of text, now and then."""
-
-    def __init__(self, out: Console) -> None:
-        self._out = out
-        self._told_at: float | None = None
-        self._told = ""
-
-    def print(self, text: Text) -> None:
-        self._out.print(text, soft_wrap=True)
-
-    def show(self, amount: Amount, now_s: float) -> None:
-        text = amount.text()
-        if text == self._told:
-            return
-        if self._told_at is None or now_s - self._told_at >= PLAIN_EVERY_S:
-            self._told_at, self._told = now_s, text
-            self._out.print(f"{'':<21}{text}", soft_wrap=True)
-
-    def hide(self) -> None:
-        self._told_at = None
-
-    def close(self) -> None:
-        pass
-
-
-class _Bar:
-    """Progress as a bar that lives below the lines and leaves nothing behind."""
-
-    def __init__(self, out: Console) -> None:
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-        self._out = out
-
-    def print(self, text: Text) -> None:
-        target: Callable[..., None] = (
-            self._progress.console.print if self._progress is not None else self._out.print
-        )
-        target(text, soft_wrap=True)
-
-    def show(self, amount: Amount, now_s: float) -> None:
-        del now_s
-        if self._progress is None:
-            self._progress = Progress(
-                TextColumn(f"{'':<10} {{task.description}}"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                console=self._out,
-                transient=True,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task("", rate="")
-        assert self._task is not None
-        self._progress.update(
-            self._task,
-            description=amount.what,
-            completed=amount.bytes,
-            total=amount.total or None,
-            rate=f"{size(amount.rate_bytes_s)}/s" if amount.rate_bytes_s else "",
-        )
-
-    def hide(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        self._progress = self._task = None
-
-    def close(self) -> None:
-        self.hide()

@@ -21,9 +21,11 @@ from events.log import Broken, EventLog, Follower, Recorded
 from events.settings import parse_seconds
 from events.subjects import EVT
 from schemas.activation import Activation
+from schemas.adapter import Adapter
 from schemas.api import EventLine, GapLine
 from schemas.messages import TYPE_PREFIX, tag_of
 from schemas.replica import Replica
+from schemas.slots import Slots
 
 GAP: Final = "the history was replaced; what follows is the last event per subject"
 _QUIET: Final = frozenset({"leader.decided", "card.measured"})
@@ -96,7 +98,7 @@ def short(item: Recorded) -> str:
 
 
 def nodes_of(item: Recorded) -> set[str]:
-    by_key = ("plan", "nodestate", "node", "card", "replica")
+    by_key = ("plan", "nodestate", "node", "card", "replica", "slots")
     found = {item.key[0]} if item.noun in by_key and item.key else set()
     if isinstance(item.state, Activation) and item.state.node is not None:
         found.add(item.state.node)
@@ -122,6 +124,7 @@ _STYLES: Final = {
     "starting": "yellow",
     "loading": "yellow",
     "waiting": "yellow",
+    "drifted": "yellow",
 }
 
 
@@ -151,8 +154,10 @@ def pretty(item: Recorded | Broken) -> Text:
 def _details(item: Recorded) -> str:
     """What changed, in a few words; ids and numbers, no nested things."""
     parts: list[str] = []
-    if isinstance(item.state, Replica):
+    if isinstance(item.state, Replica | Slots):
         parts.append(item.state.model)
+    elif isinstance(item.state, Adapter):
+        parts.append(f"of {item.state.base}")
     if item.event is None or tag_of(item.event) != short(item):
         return " ".join(parts)
     for name in item.event.__struct_fields__:

@@ -15,8 +15,10 @@ from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
 from schemas.activation import Activation, ActivationReady
+from schemas.adapter import Adapter, AdapterReady
 from schemas.model import Model, ModelAdded, ModelDeleted
 from schemas.replica import Replica, ReplicaFailed, ReplicaReady
+from schemas.slots import Slots, SlotsLoaded
 from tests.support.aio import run
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -128,6 +130,27 @@ def test_an_event_concerns_the_model_of_its_key_or_state() -> None:
     added = recorded(noun="model", key=("m",), state=None, event=None)
     assert models_of(added) == {"m"}
     assert models_of(recorded(noun="node", key=("n",), state=None)) == set()
+
+
+def test_what_happens_to_an_adapter_concerns_its_base() -> None:
+    sql = Adapter(
+        name="sql", incarnation="i", base="a", base_incarnation="m", phase="ready", since=NOW
+    )
+    ready = recorded(
+        noun="adapter", key=("sql",), state=sql, event=AdapterReady(version="0123abcd4567"),
+        type="adapter.ready", reason="",
+    )  # fmt: skip
+    assert models_of(ready) == {"a"}
+    assert not tail.wanted(ready, asked(node="n"))
+    assert tail.pretty(ready).plain.endswith("sql  of a version=0123abcd4567  (agent-n)")
+    slots = Slots(node="n", replica="r-1", model="a", epoch=1, limit=4, since=NOW)
+    loaded = recorded(
+        noun="slots", state=slots, event=SlotsLoaded(adapter="sql", version="0123abcd4567"),
+        type="slots.loaded",
+    )  # fmt: skip
+    assert models_of(loaded) == {"a"}
+    assert tail.wanted(loaded, asked(node="n", model="a"))
+    assert "n/r-1  a adapter=sql version=0123abcd4567 how=loaded" in tail.pretty(loaded).plain
 
 
 def test_a_long_type_is_shortened_for_filters() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from controlplane.ctl import jobwatch
+from controlplane.ctl.bars import Bar
 from controlplane.ctl.failures import CtlError
 from controlplane.ctl.jobwatch import JobFailed, watch_on
 from events.log import Draft
@@ -129,7 +130,7 @@ def test_a_pipe_gets_each_step_once_and_progress_as_lines() -> None:
 def test_a_bar_goes_with_its_step_even_when_the_next_one_runs_already() -> None:
     async def story(t: Terminal) -> None:
         watch = jobwatch._Watch(t.log, MemoryWire(t.log.connection), "j-1", "yard", t.out)
-        assert isinstance(watch._bar, jobwatch._Bar)
+        assert isinstance(watch._bar, Bar)
         watch._take(FETCHING)
         watch._amounts.files[FILE.key] = FILE
         watch._on_file("control", FILE.key, FileProgress(key=FILE.key, bytes=1, total_bytes=1000))

@@ -1,0 +1,67 @@
+"""What yardctl reads of LoRA adapters from the API, and prints.
+
+Reading has no effects.
+"""
+
+from datetime import datetime
+from typing import Final
+
+from controlplane.ctl import adapterview
+from controlplane.ctl.adapterview import Row
+from controlplane.ctl.connect import Api
+from controlplane.ctl.failures import CtlError
+from controlplane.ctl.show import print_fields, print_json, print_table
+
+ADD: Final = "yardctl adapter add NAME --base MODEL --source PATH|OWNER/REPO|URL"
+
+
+async def list_adapters(api: Api, output: str, now: datetime, base: str | None = None) -> None:
+    """All of them, or those of one model, by base and name."""
+    found: list[Row] = [
+        row for row in await api.data("/v1/adapters") if base is None or row["base"] == base
+    ]
+    found.sort(key=lambda row: (row["base"], row["name"]))
+    if output == "json":
+        print_json(found)
+        return
+    slots: list[Row] = await api.data("/v1/slots")
+    replicas: list[Row] = await api.data("/v1/replicas")
+    rows = (adapterview.adapter_row(row, slots, replicas, now) for row in found)
+    print_table(
+        adapterview.ADAPTER_COLUMNS,
+        ([row[column] for column in adapterview.ADAPTER_COLUMNS] for row in rows),
+        f"there is no adapter; add one: {ADD}",
+    )
+
+
+async def show_adapter(api: Api, name: str, output: str, now: datetime) -> None:
+    """One by its name or an alias. Raises CtlError when there is none."""
+    found = await known(api, name)
+    if found is None:
+        raise CtlError(f"there is no adapter {name!r}; yardctl adapter list shows them")
+    slots: list[Row] = await api.data("/v1/slots")
+    replicas: list[Row] = await api.data("/v1/replicas")
+    if output == "json":
+        loaded = adapterview.loaded_in(found["name"], slots, replicas)
+        bad = adapterview.bad_in(found["name"], slots, replicas)
+        print_json(
+            {
+                **found,
+                "loaded": [_at(one, slot) for one, slot in loaded],
+                "bad": [_at(one, slot) for one, slot in bad],
+            }
+        )
+        return
+    print_fields(adapterview.fields(found, now))
+    for line in adapterview.place_lines(found["name"], slots, replicas, now):
+        print(line)
+
+
+def _at(slots: Row, slot: Row) -> Row:
+    return {"node": slots["node"], "replica": slots["replica"], **slot}
+
+
+async def known(api: Api, name: str) -> Row | None:
+    """The adapter that `name` means: its name, an alias, or `BASE:NAME`. None: there is none."""
+    adapters: list[Row] = await api.data("/v1/adapters")
+    return adapterview.find(adapters, name)
