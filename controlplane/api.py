@@ -74,6 +74,13 @@ KINDS: Final = (
         id_help="The id of the replica.",
     ),
     Kind(
+        path="slots",
+        noun="slots",
+        one=bodies.SlotsOne,
+        many=bodies.SlotsList,
+        id_help="Node and replica, as `local/r-abcdefgh23`.",
+    ),
+    Kind(
         path="nodes",
         noun="node",
         one=bodies.NodeOne,

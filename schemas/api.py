@@ -17,6 +17,7 @@ from schemas.model import Model
 from schemas.node import Node, NodeState
 from schemas.placement import Candidate
 from schemas.replica import Replica
+from schemas.slots import Slots
 
 
 class StateEvent(Struct, frozen=True, kw_only=True):
@@ -44,6 +45,10 @@ class ModelView(Model, frozen=True, kw_only=True):
 
 
 class ReplicaView(Replica, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class SlotsView(Slots, frozen=True, kw_only=True):
     event: StateEvent
 
 
@@ -91,6 +96,16 @@ class ReplicaList(Struct, frozen=True, kw_only=True):
 
 class ReplicaOne(Struct, frozen=True, kw_only=True):
     data: ReplicaView
+    applied_seq: int
+
+
+class SlotsList(Struct, frozen=True, kw_only=True):
+    data: tuple[SlotsView, ...]
+    applied_seq: int
+
+
+class SlotsOne(Struct, frozen=True, kw_only=True):
+    data: SlotsView
     applied_seq: int
 
 

@@ -27,6 +27,7 @@ from schemas.messages import Event, State
 from schemas.node import Node, NodeStarted, NodeState, NodeStateCordoned
 from schemas.replica import Replica, ReplicaStarting
 from schemas.settings import ControlplaneSettings
+from schemas.slots import Slot, Slots, SlotsLoaded
 from tests.support.aio import run, until
 from tests.support.controlplanes import (
     FAST,
@@ -134,6 +135,12 @@ def test_every_resource_lists_and_shows_in_the_documented_form(tmp_path: Path) -
             engine="command", phase="starting", since=NOW, epoch=1,
         )  # fmt: skip
         await yard.put("yard.evt.replica.n.r-1", ReplicaStarting(port=1), replica)
+        slots = Slots(
+            node="n", replica="r-1", model="m", epoch=1, limit=4, since=NOW,
+            loaded=(Slot(adapter="sql", version="0123abcd4567", since=NOW),),
+        )  # fmt: skip
+        loaded = SlotsLoaded(adapter="sql", version="0123abcd4567")
+        await yard.put("yard.evt.slots.n.r-1", loaded, slots)
         activation = Activation(
             model="m", incarnation="i", phase="wanted", wanted_at=NOW, since=NOW
         )
@@ -144,6 +151,7 @@ def test_every_resource_lists_and_shows_in_the_documented_form(tmp_path: Path) -
             ("nodes", "n", bodies.NodeList, bodies.NodeOne),
             ("cards", "n/gpu0", bodies.CardList, bodies.CardOne),
             ("replicas", "r-1", bodies.ReplicaList, bodies.ReplicaOne),
+            ("slots", "n/r-1", bodies.SlotsList, bodies.SlotsOne),
             ("activations", "m/any", bodies.ActivationList, bodies.ActivationOne),
             ("activations", "m", bodies.ActivationList, bodies.ActivationOne),
         ):
