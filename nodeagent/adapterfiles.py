@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
-from events.log import Batch, EventLog
+from events.log import Batch, EventLog, Misconfigured
 from nodeagent.domain import adapterfiles as domain
-from nodeagent.domain.catalog import Catalog
+from nodeagent.domain.catalog import Catalog, Shelf
 from nodeagent.domain.files import FETCH_FAILED, MIRROR
 from nodeagent.domain.held import Held
 from nodeagent.files.fetches import FetchFailed, Files
@@ -29,6 +29,7 @@ LOOK_S: Final = 300.0
 """What is on the disk is compared with what is wanted at least so often: others evict, and room comes back."""
 
 DISK_AGAIN_S: Final = 60.0
+READ_AGAIN_S: Final = 60.0
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -42,8 +43,8 @@ class AdapterFiles:
     """The adapters of one node, as far as files go. One event loop owns it.
 
     `root` is the folder below which all their folders lie, and nothing else an engine must not read.
-    `on_change` is called with the names of adapters that the log told something new of: another version, a
-    pin, an end. What they are now `adapter` tells.
+    `on_change` is called with the names of adapters that the log told something new of (another version, a pin,
+    an end), and once, with all of them, when the catalog was read. What they are now `adapter` tells.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class AdapterFiles:
         self._told: set[tuple[str, str]] = set()
         self._left: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
-        self._known = asyncio.Event()
+        self._begun = asyncio.Event()
         self.catalog = Catalog()
         self.root = files.sets.resolve()
         self.on_change: Callable[[frozenset[str]], None] = lambda _: None
@@ -152,40 +153,53 @@ class AdapterFiles:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
             # One follower each: this node's user may follow single filters only.
-            group.create_task(self._follow("model", self._take_models))
-            group.create_task(self._follow("adapter", self._take_adapters))
+            group.create_task(self._follow("model", self.catalog.model_shelf))
+            group.create_task(self._follow("adapter", self.catalog.adapter_shelf))
             group.create_task(self._fetch_ahead())
 
-    async def _follow(self, noun: str, take: Callable[[Batch], None]) -> None:
+    async def _follow(self, noun: str, shelf: Shelf[Any]) -> None:
+        """Keeps one shelf as the log tells it. Without the right to read it there are no adapters here, and
+        everything else goes on: the users of a yard may be older than its agents."""
+        told = False
+        while True:
+            shelf.read_anew()
+            try:
+                await self._read(noun, shelf)
+            except Misconfigured as error:
+                if not told:
+                    LOG.error(
+                        "the catalog cannot be read: no adapters here until it can",
+                        extra={"noun": noun, "problem": str(error)},
+                    )
+                told = True
+            await asyncio.sleep(READ_AGAIN_S)
+
+    async def _read(self, noun: str, shelf: Shelf[Any]) -> None:
         follower = self._log.follow([f"{self._prefix}.evt.{noun}.>"])
         try:
             while True:
-                take(await follower.next())
+                self._take(shelf, await follower.next())
         finally:
             await follower.close()
 
-    def _take_models(self, batch: Batch) -> None:
-        if self.catalog.model_shelf.take(batch):
-            self._wake.set()
-        self._look_whether_synced()
-
-    def _take_adapters(self, batch: Batch) -> None:
-        changed = self.catalog.adapter_shelf.take(batch)
+    def _take(self, shelf: Shelf[Any], batch: Batch) -> None:
+        was_synced = self.synced
+        changed = shelf.take(batch)
         if changed:
             self._wake.set()
-        self._look_whether_synced()
-        if changed:
+        if self.synced and not was_synced:
+            self.on_change(frozenset(self.catalog.adapters))
+        elif changed and shelf is self.catalog.adapter_shelf:
             self.on_change(changed)
-
-    def _look_whether_synced(self) -> None:
-        if self.catalog.synced and not self._known.is_set():
-            self._known.set()
-            self._wake.set()
 
     # Ahead of time.
 
+    def begin(self) -> None:
+        """It is known which replicas this node has, and so what must not go for what is fetched ahead."""
+        self._begun.set()
+
     async def _fetch_ahead(self) -> None:
-        await self._known.wait()
+        await self._begun.wait()
         while True:
             await self._files.idle()
             self._wake.clear()
@@ -198,6 +212,8 @@ class AdapterFiles:
 
     async def _round(self) -> float:
         """Fetches what is missing until there is something new to look at; seconds until the next look."""
+        if not self.synced:
+            return LOOK_S
         wishes = domain.wanted(
             self.catalog, self._node, domain.running_models(self._held().values())
         )

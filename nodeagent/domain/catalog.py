@@ -25,6 +25,10 @@ class Shelf(Generic[S]):
         self.states: Mapping[str, S] = {}
         self.synced = False
 
+    def read_anew(self) -> None:
+        """What comes next begins a pass over the whole log."""
+        self._building = {}
+
     def take(self, batch: Batch) -> frozenset[str]:
         """Folds one batch; the names of those that are different now.
 
