@@ -213,6 +213,7 @@ class Agent:
         self._a.fleet.act()
         # Only now is it known what the replicas here need.
         self._a.fleet.also(self._a.tools.files.keep_within())
+        self._a.tools.adapter_files.begin()
 
     async def _append_started(self, own: OwnSubjects) -> int:
         """Stores `node.started`; its sequence is the epoch. A conflict only means: read again, because

@@ -25,6 +25,7 @@ from events.secrets import engine_key, mirror_token, node_secret_path, read_secr
 from events.service import EXIT_DEPOSED, EXIT_LOCKED, FatalError, Service
 from events.subjects import encode_token
 from nodeagent import memory
+from nodeagent.adapterfiles import AdapterFiles
 from nodeagent.agent import Agent, Around, Unreadable
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
@@ -183,8 +184,12 @@ async def open_agent(
                 node=node.id,
                 wire=wire,
                 token=mirror_token,
-                needed=lambda: needed_keys(books.held.values()),
+                needed=lambda: needed_keys(books.held.values()) | adapter_files.kept(),
+                spares_adapters=lambda: not adapter_files.settled(),
                 settings=settings,
+            )
+            adapter_files = AdapterFiles(
+                log=log, files=files, node=node, prefix=prefix, held=lambda: books.held
             )
             tools = Tools(
                 books=books,
@@ -192,6 +197,7 @@ async def open_agent(
                 drivers=drivers,
                 gateways=gateways,
                 files=files,
+                adapter_files=adapter_files,
                 meter=meter,
                 port_is_free=port_is_free,
                 engine_key=key_of,
@@ -237,14 +243,17 @@ async def open_agent(
                     endings_after_s=times.endings_after_s,
                     endings_look_s=times.endings_look_s,
                     leave_s=times.leave_s,
-                    beside=beside(
-                        node.id,
-                        folder,
-                        wire=wire,
-                        books=books,
-                        fleet=fleet,
-                        meter=meter,
-                        settings=settings,
+                    beside=(
+                        adapter_files.run,
+                        *beside(
+                            node.id,
+                            folder,
+                            wire=wire,
+                            books=books,
+                            fleet=fleet,
+                            meter=meter,
+                            settings=settings,
+                        ),
                     ),
                 )
             )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from nodeagent.adapterfiles import AdapterFiles
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.cards.provider import Meter
@@ -47,6 +48,7 @@ class Tools:
     drivers: Mapping[EngineName, Driver]
     gateways: Gateways
     files: Files
+    adapter_files: AdapterFiles
     meter: Meter
     port_is_free: Callable[[int], bool]
     engine_key: Callable[[str], str]
