@@ -67,6 +67,13 @@ KINDS: Final = (
         id_help="The name of the model.",
     ),
     Kind(
+        path="adapters",
+        noun="adapter",
+        one=bodies.AdapterOne,
+        many=bodies.AdapterList,
+        id_help="The name of the adapter.",
+    ),
+    Kind(
         path="replicas",
         noun="replica",
         one=bodies.ReplicaOne,

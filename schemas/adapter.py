@@ -52,6 +52,8 @@ class Adapter(Struct, frozen=True, kw_only=True):
     trained_on: str = ""
     """`base_model_name_or_path` of its configuration."""
     target_modules: tuple[str, ...] = ()
+    """Each kind once; or, `targets_by_pattern`, the one expression that stands there instead."""
+    targets_by_pattern: bool = False
     files: tuple[AdapterFile, ...] = ()
     bytes: int = 0
     version: str = ""

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from schemas.activation import Activation
+from schemas.adapter import Adapter
 from schemas.card import Card
 from schemas.commands import Outcome
 from schemas.file import File
@@ -41,6 +42,10 @@ class StateEvent(Struct, frozen=True, kw_only=True):
 
 
 class ModelView(Model, frozen=True, kw_only=True):
+    event: StateEvent
+
+
+class AdapterView(Adapter, frozen=True, kw_only=True):
     event: StateEvent
 
 
@@ -86,6 +91,16 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 class ModelOne(Struct, frozen=True, kw_only=True):
     data: ModelView
+    applied_seq: int
+
+
+class AdapterList(Struct, frozen=True, kw_only=True):
+    data: tuple[AdapterView, ...]
+    applied_seq: int
+
+
+class AdapterOne(Struct, frozen=True, kw_only=True):
+    data: AdapterView
     applied_seq: int
 
 

@@ -1,20 +1,21 @@
 """Decides what a command does to the catalog: the changes of one batch, or why there are none.
 
-One namespace holds names and aliases. It never starts or stops anything; replicas of a changed or
+One namespace holds names and aliases, those of adapters too (names.py). It never starts or stops anything; replicas of a changed or
 removed model are the reconciler's affair, which sees that their revision or model is gone.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, assert_never
 
 import msgspec
 
-from controlplane.domain import entries, needs
+from controlplane.domain import entries, names, needs, preflight
 from controlplane.domain.decision import Change, Ids, Rejected
 from controlplane.domain.entries import ParsedEntry
 from schemas import codes
 from schemas.activation import ActivationDeleted
+from schemas.adapter import Adapter
 from schemas.commands import CatalogApply, ModelAdd, ModelRemove, ModelScale, Problem
 from schemas.model import Model, ModelAdded, ModelChanged, ModelDeleted
 from schemas.record import RecordDeleted
@@ -28,6 +29,8 @@ TOMBSTONE_TTL_S: Final = 604_800
 initial: Final[Mapping[str, Model]] = {}
 """The catalog before the first event."""
 
+NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
+
 
 def decide(
     models: Mapping[str, Model],
@@ -38,22 +41,24 @@ def decide(
     activations: Collection[tuple[str, str]] = (),
     records: Collection[str] = (),
     files: Collection[str] = (),
+    adapters: Mapping[str, Adapter] = NO_ADAPTERS,
 ) -> Answer:
     """The changes `body` asks for, all or nothing; an empty tuple when everything is so already.
 
     `activations` are the (model, scope) keys and `records` the model names that exist: a removed model
-    ends with them in the same batch. `files` are the keys a source may name. A dry run decides the same changes; the caller does not append
-    them.
+    ends with them in the same batch. `files` are the keys a source may name. `adapters` have names of their own
+    and need their base as it is. A dry run decides the same changes; the caller does not append them.
     """
     match body:
         case ModelAdd():
-            return _add(models, body, actor, ids, files)
+            return _add(models, body, actor, ids, files, adapters)
         case CatalogApply():
-            return _apply(models, body, actor, ids, activations, records, files)
+            return _apply(models, body, actor, ids, activations, records, files, adapters)
         case ModelRemove():
             if body.model not in models:
                 return not_found(models, body.model)
-            return _endings(body.model, actor, activations, records)
+            used = _in_use(adapters, (body.model,))
+            return used if used is not None else _endings(body.model, actor, activations, records)
         case ModelScale():
             return _scale(models, body, actor)
         case _:
@@ -84,7 +89,12 @@ def not_found(models: Mapping[str, Model], name: str) -> Rejected:
 
 
 def _add(
-    models: Mapping[str, Model], body: ModelAdd, actor: str, ids: Ids, files: Collection[str]
+    models: Mapping[str, Model],
+    body: ModelAdd,
+    actor: str,
+    ids: Ids,
+    files: Collection[str],
+    adapters: Mapping[str, Adapter],
 ) -> Answer:
     parsed = _parse((body.entry,), files)
     if isinstance(parsed, Rejected):
@@ -97,8 +107,8 @@ def _add(
         )
         where = (Problem(path="[0].name", sentence=sentence),)
         return Rejected(code=codes.EXISTS, sentence=sentence, problems=where)
-    taken = _collisions(models, parsed)
-    return taken if taken is not None else _put(models, parsed, actor, ids)
+    taken = _collisions(models, parsed, adapters)
+    return taken if taken is not None else _put(models, parsed, actor, ids, adapters)
 
 
 def _apply(
@@ -109,20 +119,22 @@ def _apply(
     activations: Collection[tuple[str, str]],
     records: Collection[str],
     files: Collection[str],
+    adapters: Mapping[str, Adapter],
 ) -> Answer:
-    """Cases: 1 entries that are wrong; 2 names that are taken; 3 entries to add or change; 4 the rest
-    is left alone, or ends when `prune`."""
+    """Cases: 1 entries that are wrong; 2 names that are taken; 3 adapters that would lose their base, or would
+    not fit it any more; 4 entries to add or change; 5 the rest is left alone, or ends when `prune`."""
     parsed = _parse(body.entries, files)
     if isinstance(parsed, Rejected):  # 1
         return parsed
     named = {entry.name for entry in parsed}
     gone = sorted(models.keys() - named) if body.prune else []
     left = {name: model for name, model in models.items() if name not in gone}
-    taken = _collisions(left, parsed)  # 2
-    if taken is not None:
-        return taken
-    changes = list(_put(models, parsed, actor, ids))  # 3
-    for name in gone:  # 4
+    refused = _collisions(left, parsed, adapters)  # 2
+    refused = refused or _in_use(adapters, gone) or _misfits(models, parsed, adapters)  # 3
+    if refused is not None:
+        return refused
+    changes = list(_put(models, parsed, actor, ids, adapters))  # 4
+    for name in gone:  # 5
         changes.extend(_endings(name, actor, activations, records))
     return tuple(changes)
 
@@ -167,31 +179,102 @@ def _summary(problems: Sequence[Problem]) -> str:
     return first if not more else f"{first} (and {more} more)"
 
 
-def _collisions(left: Mapping[str, Model], parsed: Sequence[ParsedEntry]) -> Rejected | None:
-    """Names and aliases of `parsed` that a model they do not replace holds already."""
+def _collisions(
+    left: Mapping[str, Model], parsed: Sequence[ParsedEntry], adapters: Mapping[str, Adapter]
+) -> Rejected | None:
+    """Names and aliases of `parsed` that a model they do not replace, or an adapter, holds already: as a name
+    (1), or as a `BASE:NAME` an adapter is asked for as (2); and such pairs that new aliases of a base would make
+    of a name (3)."""
     named = {entry.name for entry in parsed}
-    holders: dict[str, str] = {}
-    for model in left.values():
-        if model.name in named:
-            continue
-        holders[model.name] = f"{model.name!r} is a model already"
-        for alias in model.aliases:
-            holders[alias] = f"{alias!r} is an alias of {model.name!r} already"
+    others = {name: model for name, model in left.items() if name not in named}
+    holders = names.holders(others.values(), adapters.values())
+    after = {**others, **{one.name: one.as_model(incarnation="", order=0) for one in parsed}}
+    pairs = names.pairs(after, adapters.values()) if adapters else {}
     problems: list[Problem] = []
     for index, entry in enumerate(parsed):
-        if entry.name in holders:
-            problems.append(Problem(path=f"[{index}].name", sentence=holders[entry.name]))
-        for place, alias in enumerate(entry.aliases):
-            if alias in holders:
-                path = f"[{index}].aliases[{place}]"
-                problems.append(Problem(path=path, sentence=holders[alias]))
+        places = [(f"[{index}].name", entry.name)]
+        places += [(f"[{index}].aliases[{at}]", alias) for at, alias in enumerate(entry.aliases)]
+        for path, name in places:
+            taken = holders.get(name) or pairs.get(name)  # 1, 2
+            if taken is None and pairs:
+                taken = _pair_taken(name, entry.name, after, adapters)  # 3
+            if taken is not None:
+                problems.append(Problem(path=path, sentence=taken))
     if not problems:
         return None
     return Rejected(code=codes.EXISTS, sentence=_summary(problems), problems=tuple(problems))
 
 
+def _pair_taken(
+    name: str, base: str, after: Mapping[str, Model], adapters: Mapping[str, Adapter]
+) -> str | None:
+    """Why a model may not be called `name` although nobody else is: with one of its adapters that would make a
+    pair that means something else already."""
+    own = names.of_base(adapters, base)
+    if not own:
+        return None
+    others = [adapter for adapter in adapters.values() if adapter.base != base]
+    every = names.pairs(after, others) | names.holders(after.values(), adapters.values())
+    for adapter in own:
+        for pair in (f"{name}:{one}" for one in (adapter.name, *adapter.aliases)):
+            if pair in every:
+                return f"{pair!r} would ask for the adapter {adapter.name!r}, but {every[pair]}"
+    return None
+
+
+def _in_use(adapters: Mapping[str, Adapter], gone: Iterable[str]) -> Rejected | None:
+    """The refusal to remove models that have adapters."""
+    for base in gone:
+        found = [one.name for one in names.of_base(adapters, base)]
+        if found:
+            many = "an adapter" if len(found) == 1 else f"{len(found)} adapters"
+            sentence = (
+                f"the model {base!r} has {many}: {names.listed(found)}; "
+                "remove them first with `yardctl adapter rm`"
+            )
+            return Rejected(code=codes.IN_USE, sentence=sentence)
+    return None
+
+
+def _misfits(
+    models: Mapping[str, Model], parsed: Sequence[ParsedEntry], adapters: Mapping[str, Adapter]
+) -> Rejected | None:
+    """The refusal of changed entries that adapters which fit them as they were do not fit any more."""
+    problems: list[Problem] = []
+    for index, entry in enumerate(parsed):
+        old = models.get(entry.name)
+        if old is None or not adapters:
+            continue
+        new = _renewed(old, entry, adapters)
+        lost: dict[str, list[str]] = {}
+        pinned = 0
+        for adapter in names.of_base(adapters, entry.name):
+            if adapter.phase == "refused":
+                continue
+            pinned += adapter.pinned
+            found = preflight.misfit(adapter, new)
+            if found is not None and preflight.misfit(adapter, old) is None:
+                lost.setdefault(found.sentence, []).append(adapter.name)
+        for sentence, whose in lost.items():
+            said = f"{names.listed(whose)} would not fit any more: {sentence}"
+            problems.append(Problem(path=f"[{index}]", sentence=said))
+        if 0 < new.max_loaded_adapters < min(pinned, old.max_loaded_adapters):
+            sentence = (
+                f"{pinned} of its adapters are pinned and max_loaded_adapters would be "
+                f"{new.max_loaded_adapters}; unpin some first with `yardctl adapter unpin`"
+            )
+            problems.append(Problem(path=f"[{index}].max_loaded_adapters", sentence=sentence))
+    if not problems:
+        return None
+    return Rejected(code=codes.CONFLICT, sentence=_summary(problems), problems=tuple(problems))
+
+
 def _put(
-    models: Mapping[str, Model], parsed: Sequence[ParsedEntry], actor: str, ids: Ids
+    models: Mapping[str, Model],
+    parsed: Sequence[ParsedEntry],
+    actor: str,
+    ids: Ids,
+    adapters: Mapping[str, Adapter],
 ) -> tuple[Change, ...]:
     """Added and changed models in the order of the file; an equal entry makes no change."""
     changes: list[Change] = []
@@ -211,11 +294,21 @@ def _put(
                 )
             )
             continue
-        new = entry.as_model(incarnation=old.incarnation, order=old.order)
-        change = _changed(old, _with_reason(old, new), actor)
+        change = changed(old, _renewed(old, entry, adapters), actor)
         if change is not None:
             changes.append(change)
     return tuple(changes)
+
+
+def _renewed(old: Model, entry: ParsedEntry, adapters: Mapping[str, Adapter]) -> Model:
+    """The model with its entry as given; what the control plane keeps in it stays, and grows where adapters it
+    has need that now."""
+    new = entry.as_model(incarnation=old.incarnation, order=old.order)
+    new = _with_reason(old, msgspec.structs.replace(new, lora_rank=old.lora_rank))
+    if new.max_loaded_adapters <= 0 or not adapters:
+        return new
+    here = names.of_base(adapters, new.name)
+    return preflight.with_rank(new, (one.rank for one in here if one.phase != "refused"))
 
 
 def _with_reason(old: Model, new: Model) -> Model:
@@ -224,7 +317,8 @@ def _with_reason(old: Model, new: Model) -> Model:
     return msgspec.structs.replace(new, off_reason=reason)
 
 
-def _changed(old: Model, new: Model, actor: str) -> Change | None:
+def changed(old: Model, new: Model, actor: str) -> Change | None:
+    """`model.changed` with the fields that differ, None when none does."""
     fields = tuple(
         field.name
         for field in msgspec.structs.fields(Model)
@@ -253,7 +347,7 @@ def _scale(models: Mapping[str, Model], body: ModelScale, actor: str) -> Answer:
         return Rejected(code=codes.INVALID, sentence=wrong)
     scaling = msgspec.structs.replace(old.scaling, min=body.min, max=body.max)
     new = _with_reason(old, msgspec.structs.replace(old, scaling=scaling))
-    change = _changed(old, new, actor)
+    change = changed(old, new, actor)
     return () if change is None else (change,)
 
 

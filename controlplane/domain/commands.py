@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from controlplane.domain import (
     activating,
+    adapters,
     catalog,
     consequences,
     jobcommands,
@@ -34,6 +35,9 @@ from events.log import StoredCommand
 from schemas import codes
 from schemas.activation import ActivationIdle, ActivationReady, ActivationWanted
 from schemas.commands import (
+    AdapterAdd,
+    AdapterPin,
+    AdapterRemove,
     CatalogApply,
     CommandBody,
     JobCancel,
@@ -190,6 +194,8 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
             return _load(scene, actor, body)
         case ModelUnload():
             return _unload(scene, body)
+        case AdapterAdd() | AdapterRemove() | AdapterPin():
+            return adapters.decide(scene, actor, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
         case ReplicaPark() | ReplicaResume():
@@ -216,6 +222,7 @@ def _catalog(
         activations=world.activations,
         records=world.records,
         files=world.files,
+        adapters=world.adapters,
     )
     if isinstance(changes, Rejected):
         return changes

@@ -16,9 +16,10 @@ from msgspec import Struct
 from controlplane.domain.fields import Fields, shown
 from controlplane.domain.profiles import read_profile
 from controlplane.domain.quantities import DURATION, read_seconds, show_bytes
-from schemas import codes
+from schemas import codes, vllm_flags
 from schemas.commands import Problem
 from schemas.model import Model, Profile, Scaling
+from schemas.slots import MOST_SLOTS
 
 NAME_LENGTH: Final = 200
 """Characters of a name: percent-encoded it still fits a subject."""
@@ -47,6 +48,7 @@ class ParsedEntry(Struct, frozen=True, kw_only=True):
     max_output: int | None = None
     scaling: Scaling = Scaling()
     profiles: tuple[Profile, ...] = ()
+    max_loaded_adapters: int = 0
 
     def as_model(self, *, incarnation: str, order: int) -> Model:
         return Model(
@@ -59,6 +61,7 @@ class ParsedEntry(Struct, frozen=True, kw_only=True):
             max_output=self.max_output,
             scaling=self.scaling,
             profiles=self.profiles,
+            max_loaded_adapters=self.max_loaded_adapters,
             order=order,
         )
 
@@ -92,6 +95,7 @@ def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
         )
     scaling = _scaling(fields, problems)
     profiles = _profiles(fields, source, problems)
+    max_loaded_adapters = _adapters(fields, profiles, problems)
     fields.close()
     if problems:
         return tuple(problems)
@@ -104,6 +108,7 @@ def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
         max_output=max_output,
         scaling=scaling,
         profiles=profiles,
+        max_loaded_adapters=max_loaded_adapters,
     )
     size = len(msgspec.json.encode(entry))
     if size > ENTRY_BYTES:
@@ -133,6 +138,34 @@ def check_scaling(minimum: int, maximum: int) -> str | None:
 def _optional_count(fields: Fields, field: str) -> int | None:
     given = fields.take_int(field, default=0, low=1)
     return given or None
+
+
+def _adapters(fields: Fields, profiles: tuple[Profile, ...], problems: list[Problem]) -> int:
+    """How many adapters one replica keeps loaded, with what the profiles' arguments have against it."""
+    field = "max_loaded_adapters"
+    limit: Any = fields.take(field)
+    if not fields.has(field):
+        return 0
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_SLOTS:
+        hint = "; leave it out of an entry without adapters" if limit == 0 else ""
+        fields.refuse(
+            field, f"expected a whole number from 1 to {MOST_SLOTS}, got {shown(limit)}{hint}"
+        )
+        return 0
+    if problems:
+        # Profiles that were not understood are missing here.
+        return limit
+    for index, profile in enumerate(profiles):
+        if profile.engine != "vllm":
+            fields.refuse(
+                field,
+                f"the profile {profile.name!r} runs on {profile.engine}, which loads no adapters; "
+                "only vllm does",
+            )
+            continue
+        for sentence in vllm_flags.lora_problems(profile.args, limit):
+            fields.refuse(f"profiles[{index}].args", sentence)
+    return limit
 
 
 def name_problem(name: str) -> str:

@@ -78,8 +78,8 @@ class StepIndex:
     holds, `long_plans` nodes whose plan may be full. `rests` are
     models found at rest, `demands` what models without replicas are short of, each with what it was judged by.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
-    those of them somebody asked for in vain. `jobs` and `files` are those to look at again, `job_wake` and
-    `file_wake` say when time alone may change something for them; `needs` is who needs which file.
+    those of them somebody asked for in vain. `jobs`, `files` and `adapters` are those to look at again, `job_wake`
+    and `file_wake` say when time alone may change something for them; `needs` is who needs which file.
     """
 
     def __init__(self) -> None:
@@ -118,12 +118,15 @@ class StepIndex:
         self.needs = Needs()
         self.jobs: set[str] = set()
         self.files: set[str] = set()
+        self.adapters: set[str] = set()
         self.job_wake = Alarms()
         self.file_wake = Alarms()
         self.mirror: str | None = None
         self.audit_behind = False
         self.frozen = ""
         self._jobs_of_model: dict[str, set[str]] = {}
+        self._adapters_of: dict[str, set[str]] = {}
+        self._base_of: dict[str, str] = {}
         self._model_of_job: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
         self._model_of: dict[str, str] = {}
@@ -162,6 +165,8 @@ class StepIndex:
             self.needs.model(world, name)
         for id_ in world.jobs:
             self._job(world, id_)
+        for name in world.adapters:
+            self._adapter(world, name)
         self.files.update(world.files)
         self.version += 1
 
@@ -182,6 +187,9 @@ class StepIndex:
             case "file":
                 self._file(world, key[0])
                 return
+            case "adapter":
+                self._adapter(world, key[0])
+                return
             case _:
                 self._touch_model(world, noun, key)
 
@@ -199,12 +207,29 @@ class StepIndex:
 
     def _file(self, world: World, key: str) -> None:
         self.files |= self.needs.file(world, key)
-        self.jobs.update(name for kind, name in self.needs.by_key.get(key, ()) if kind == "job")
+        for kind, name in self.needs.by_key.get(key, ()):
+            if kind == "job":
+                self.jobs.add(name)
+            elif kind == "adapter":
+                self.adapters.add(name)
+
+    def _adapter(self, world: World, name: str) -> None:
+        """An adapter changed: it and the files it needs or needed are to be looked at."""
+        self.files |= self.needs.adapter(world, name)
+        self.adapters.add(name)
+        before = self._base_of.pop(name, None)
+        if before is not None:
+            self._adapters_of[before].discard(name)
+        adapter = world.adapters.get(name)
+        if adapter is not None:
+            self._base_of[name] = adapter.base
+            self._adapters_of.setdefault(adapter.base, set()).add(name)
 
     def look_at_all(self, world: World) -> None:
         """Another mirror is this leader's own, or what is over may end again: all has to be told anew."""
         self.jobs.update(world.jobs)
         self.files.update(world.files)
+        self.adapters.update(world.unread_adapters)
 
     def wake_jobs(self, model: str) -> None:
         """Jobs that wait for this model are to be looked at."""
@@ -217,6 +242,7 @@ class StepIndex:
             case "model":
                 self.dirty.add(key[0])
                 self.files |= self.needs.model(world, key[0])
+                self.adapters.update(self._adapters_of.get(key[0], ()))
                 self.wake_jobs(key[0])
                 for cached in [k for k in self._revisions if k[0] == key[0]]:
                     del self._revisions[cached]

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.domain import entries, filesets, needs
+from controlplane.domain import names as naming
 from controlplane.domain.entries import ParsedEntry
 from controlplane.domain.scene import is_off
 from controlplane.domain.world import World
@@ -160,7 +161,8 @@ def taken(world: World, job: str, wanted: Wanted, incarnation: str = "") -> str:
     1. A model of that name that differs. The very same entry is no hindrance: it is this one. Nor is the
        one the job added itself (`incarnation`), whatever somebody changed in it since.
     2. An alias of another model, or a model that has one of the aliases as its name.
-    3. A running job that is about to add such an entry.
+    3. An adapter, one of its aliases, or a `BASE:NAME` it is asked for as. 4. A running job that is about to add
+       such an entry.
     """
     asked = (wanted.model, *wanted.request.aliases)
     for name in asked:
@@ -188,12 +190,19 @@ def taken(world: World, job: str, wanted: Wanted, incarnation: str = "") -> str:
             if alias in names and model.name != wanted.model:  # 2
                 option = "--name" if alias == wanted.model else "--alias"
                 return f"{alias!r} is an alias of {model.name!r} already; give another {option}"
+    if world.adapters:
+        adapters = world.adapters.values()
+        held = naming.pairs(world.models, adapters) | naming.holders((), adapters)
+        for name in asked:
+            if name in held:  # 3
+                option = "--name" if name == wanted.model else "--alias"
+                return f"{held[name]}; give another {option}"
     for id_ in sorted(world.running_jobs):
         other = world.jobs[id_]
         if id_ == job or not other.key:
             continue
         common = sorted(names & {other.model, *other.request.aliases})
-        if common:  # 3
+        if common:  # 4
             option = "--name" if common[0] == wanted.model else "--alias"
             return f"job {id_} is serving a model as {common[0]!r} already; give another {option}"
     return ""

@@ -5,12 +5,23 @@ A report of another attempt, or of a step that is over, changes nothing.
 
 from msgspec.structs import replace
 
-from controlplane.domain import files, filesets, jobchecks, jobentry, jobtexts, jobwrites, needs
+from controlplane.domain import (
+    adapters,
+    files,
+    filesets,
+    jobchecks,
+    jobentry,
+    jobtexts,
+    jobwrites,
+    needs,
+)
 from controlplane.domain.decision import Decision
 from controlplane.domain.jobwrites import REGISTRY, SMOKE
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.repo import Repo
 from controlplane.domain.reports import (
+    AdapterRead,
+    AdapterUnreadable,
     FileFault,
     FileGone,
     FileStored,
@@ -36,6 +47,8 @@ def fold(scene: Scene, report: Report) -> Decision | None:
     match report:
         case FileStored() | FileFault() | FileGone():
             return files.fold(scene, report)
+        case AdapterRead() | AdapterUnreadable():
+            return adapters.fold(scene, report)
         case RepoRead():
             job = _current(scene, report.job, report.attempt, REGISTRY)
             return _repository(scene, job, report.repo) if job is not None else None

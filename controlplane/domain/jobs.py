@@ -200,6 +200,7 @@ def _catalog(scene: Scene, job: Job) -> Decision:
             actor=job.by,
             ids=scene.ids,
             files=scene.world.files,
+            adapters=scene.world.adapters,
         )
         if isinstance(answer, Rejected):
             return writes.failed(scene, job, answer.code, answer.sentence)

@@ -200,6 +200,8 @@ def launch_of(scene: Scene, model: Model, profile: Profile) -> Launch:
         weight=profile.weight,
         exclusive=profile.exclusive,
         parking=profile.parking,
+        adapters=model.max_loaded_adapters,
+        lora_rank=model.lora_rank if model.max_loaded_adapters > 0 else 0,
     )
 
 

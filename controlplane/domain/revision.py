@@ -8,6 +8,7 @@ import hashlib
 import msgspec
 
 from schemas.model import Model, Profile
+from schemas.vllm_flags import lora_rank
 
 
 def profile_revision(model: Model, profile: Profile) -> str:
@@ -32,5 +33,11 @@ def profile_revision(model: Model, profile: Profile) -> str:
         profile.exclusive,
         # An entry from before there was parking keeps the revision its engines run under.
         *(() if profile.parking is None else (profile.parking,)),
+        # So does one from before there were adapters, or without any.
+        *(
+            ()
+            if model.max_loaded_adapters <= 0
+            else (model.max_loaded_adapters, lora_rank(profile.args, model.lora_rank))
+        ),
     )
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]

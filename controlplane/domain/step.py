@@ -7,8 +7,8 @@ appends nothing and knows nothing of NATS; controlplane/leader.py carries its de
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from controlplane.domain import commands as wishes
 from controlplane.domain import (
+    adapters,
     files,
     idle,
     jobreports,
@@ -19,6 +19,7 @@ from controlplane.domain import (
     standing,
     upkeep,
 )
+from controlplane.domain import commands as wishes
 from controlplane.domain.decision import Decision, Ids, Live, Step
 from controlplane.domain.index import StepIndex
 from controlplane.domain.reports import Report
@@ -47,8 +48,9 @@ def next_decision(
     3. a node's standing;
     4. upkeep of a model something happened to, in order of names;
     5. a serve job's next step, in order of ids; 6. what is to be done with a file, in order of keys;
-    7. the queue for room, in order of arrival;
-    8. an idle stop.
+    7. what an adapter's files or its base make of it, in order of names;
+    8. the queue for room, in order of arrival;
+    9. an idle stop.
 
     `commands` are in stream order, `reports` in the order they came in. With an `index`, kept by the caller from call to call, only what
     changed is looked at again; without one the answer is the same and takes longer.
@@ -82,9 +84,11 @@ def next_decision(
     if decision is None:
         decision = _files(scene)  # 6
     if decision is None:
-        decision = _queue(scene)  # 7
+        decision = _adapters(scene)  # 7
     if decision is None:
-        decision = _idle(scene)  # 8
+        decision = _queue(scene)  # 8
+    if decision is None:
+        decision = _idle(scene)  # 9
     if decision is not None:
         return Step(decision=decision, stuck=_stuck(scene))
     return Step(wake_at=_wake_at(scene, standing_due), stuck=_stuck(scene))
@@ -157,6 +161,16 @@ def _files(scene: Scene) -> Decision | None:
             if len(found) == files.AT_ONCE:
                 break
     return files.together(found) if found else None
+
+
+def _adapters(scene: Scene) -> Decision | None:
+    """Looks after adapters that something happened to, or to their files or base."""
+    for name in sorted(scene.index.adapters):
+        decision = scene.checked(adapters.look_after(scene, name))
+        if decision is not None:
+            return decision
+        scene.index.adapters.discard(name)
+    return None
 
 
 def _ahead(scene: Scene, at: datetime | None) -> datetime | None:
