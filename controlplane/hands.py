@@ -1,4 +1,4 @@
-"""Does the tasks of the leader's workers: asks the registry, reads headers, moves files, says hello to replicas.
+"""Does the tasks of the leader's workers: asks registries, reads headers and adapters, moves files, says hello.
 
 Each task ends in one report. It decides nothing and writes nothing to the log.
 """
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane import headers
+from controlplane.adapterplaces.reader import AdapterReader
+from controlplane.domain.adaptersources import place_of
 from controlplane.domain.ggufheader import NotGguf
 from controlplane.domain.reports import (
     FileFault,
@@ -18,7 +20,16 @@ from controlplane.domain.reports import (
     Report,
     StepFailed,
 )
-from controlplane.domain.work import Fetch, ReadHeader, ReadRepo, Remove, Smoke, Task, Verify
+from controlplane.domain.work import (
+    Fetch,
+    ReadAdapter,
+    ReadHeader,
+    ReadRepo,
+    Remove,
+    Smoke,
+    Task,
+    Verify,
+)
 from controlplane.headers import Found, Headers, TooSlow
 from controlplane.mirror import checking
 from controlplane.mirror.domain.sources import sources_of
@@ -68,6 +79,7 @@ class Hands:
         self._yard_secret = yard_secret
         self._smoke_timeout_s = smoke_timeout_s
         self._on_progress = on_progress
+        self._adapters = AdapterReader(registry, here=mirror)
 
     async def do(self, task: Task) -> Report:
         """What came of `task`."""
@@ -81,6 +93,8 @@ class Hands:
                 if task.has_key:
                     key = engine_key(node_secret(self._yard_secret, task.node), task.replica)
                 return await smoke(task, key, timeout_s=self._smoke_timeout_s)
+            case ReadAdapter():
+                return await self._adapters.read(task)
             case Fetch():
                 async with self._fetches:
                     return await self._fetch(task)
@@ -93,7 +107,8 @@ class Hands:
 
     async def _fetch(self, task: Fetch) -> FileStored | FileFault:
         try:
-            token = self._registry.token()
+            # It is the registry's alone: what comes from elsewhere does not fail of a token that is none.
+            token = self._registry.token() if place_of(task.repo) == "registry" else None
         except RegistryFault as fault:
             return FileFault(
                 key=task.key, mirror=self._mirror, code=fault.code, sentence=fault.sentence

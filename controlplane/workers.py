@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from controlplane.domain.reports import FileFault, Report, StepFailed
-from controlplane.domain.work import Fetch, Remove, Task, Verify, due
+from controlplane.domain.reports import AdapterUnreadable, FileFault, Report, StepFailed
+from controlplane.domain.work import Fetch, ReadAdapter, Remove, Task, Verify, due
 from controlplane.domain.world import World
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ AGAIN_MOST_S: Final = 60.0
 """A task that is still due after its report was dealt with begins again, but not at once, and later each time:
 a registry or a disk is not asked every second for what comes to nothing."""
 
-WORK_NOUNS: Final = frozenset({"job", "file", "replica", "model"})
+WORK_NOUNS: Final = frozenset({"job", "file", "replica", "model", "adapter"})
 """What tasks follow from."""
 
 OFFERED: Final = 16
@@ -192,6 +192,13 @@ class Workers:
                 code="internal",
                 sentence=sentence,
                 removal=isinstance(task, Remove),
+            )
+        if isinstance(task, ReadAdapter):
+            return AdapterUnreadable(
+                adapter=task.adapter,
+                incarnation=task.incarnation,
+                code="internal",
+                sentence=sentence,
             )
         return StepFailed(
             job=task.job,

@@ -54,6 +54,9 @@ ROUTE_OFF: Final = "route_off"  # that engine has no routes to load adapters at 
 
 # Codes of failed jobs, files and plans (yard.evt.job.<id>, yard.evt.file.<key>).
 REGISTRY_UNREACHABLE: Final = "registry_unreachable"  # no answer within the tries
+SOURCE_UNREACHABLE: Final = (
+    "source_unreachable"  # the URL or folder of an adapter gave nothing usable within the tries
+)
 REPO_NOT_FOUND: Final = "repo_not_found"  # no such repository, or private and not ours to see
 REVISION_NOT_FOUND: Final = "revision_not_found"
 NEEDS_TOKEN: Final = "needs_token"  # noqa: S105 - gated or private, and no HF_TOKEN is set

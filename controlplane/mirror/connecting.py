@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -76,6 +76,23 @@ class Line:
         with self._lock:
             self._socket = connection
         self.check()
+
+
+class Reply(Protocol):
+    """What a fetch reads: an answer of a server, or a file of a folder in its form. See Answer."""
+
+    status: int
+    headers: dict[str, str]
+
+    @property
+    def redirected(self) -> bool: ...
+
+    @property
+    def end_is_told(self) -> bool: ...
+
+    def read_into(self, view: memoryview) -> int | None: ...
+
+    def close(self) -> None: ...
 
 
 class Answer:

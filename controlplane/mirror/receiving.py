@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from controlplane.mirror.connecting import Answer, CutOff, Stopped
+from controlplane.mirror.connecting import CutOff, Reply, Stopped
 from controlplane.mirror.digesting import Digest
 from controlplane.mirror.domain.contents import SNIFFED
 from controlplane.mirror.partials import Partial
@@ -26,7 +26,7 @@ class Filled(Struct, frozen=True, kw_only=True):
     problem: CutOff | Stopped | None = None
 
 
-def fill(answer: Answer, view: memoryview, *, least: int, silence_s: float) -> Filled:
+def fill(answer: Reply, view: memoryview, *, least: int, silence_s: float) -> Filled:
     """Reads until `view` is full, or FLUSH_S passed and `least` bytes are there; never raises."""
     began = heard_at = time.monotonic()
     filled = 0
@@ -49,7 +49,7 @@ def fill(answer: Answer, view: memoryview, *, least: int, silence_s: float) -> F
 
 
 def append(
-    answer: Answer,
+    answer: Reply,
     partial: Partial,
     digest: Digest,
     *,

@@ -12,12 +12,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Final, Literal
 
+from controlplane.domain.adaptersources import told_by
 from controlplane.domain.reports import FileFault, FileStored
 from controlplane.domain.work import Fetch
-from controlplane.mirror.connecting import Answer, CutOff, Line, Misdirected, Stopped, ask
+from controlplane.mirror.connecting import CutOff, Line, Misdirected, Reply, Stopped, ask
 from controlplane.mirror.digesting import BUFFER_BYTES, Digest
-from controlplane.mirror.domain import contents, pace
-from controlplane.mirror.domain.answers import Anew, Asked, Later, Refused, Take, judge
+from controlplane.mirror.domain import contents, pace, safetensors
+from controlplane.mirror.domain.answers import Anew, Asked, Later, Origin, Refused, Take, judge
 from controlplane.mirror.domain.retries import (
     Again,
     Enough,
@@ -25,6 +26,7 @@ from controlplane.mirror.domain.retries import (
     longest_silence_s,
 )
 from controlplane.mirror.domain.sources import Source
+from controlplane.mirror.folder import FolderAnswer
 from controlplane.mirror.limiting import Limiter
 from controlplane.mirror.partials import Note, Partial, PartialBusy
 from controlplane.mirror.receiving import append
@@ -37,7 +39,13 @@ log = logging.getLogger(__name__)
 
 RESTARTS: Final = 8
 """How often one fetch may throw away what it has; a server without ranges that always breaks ends there."""
-WORTHLESS: Final = frozenset({codes.NOT_GGUF, codes.SIZE_MISMATCH})
+WORTHLESS: Final = frozenset({codes.NOT_GGUF, codes.NOT_AN_ADAPTER, codes.SIZE_MISMATCH})
+ORIGINS: Final[dict[Origin, Literal["registry", "mirror", "source"]]] = {
+    "registry": "registry",
+    "mirror": "mirror",
+    "web": "source",
+    "folder": "source",
+}
 BUSY_WAIT_S: Final = 0.5
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -91,6 +99,7 @@ class Transfer:
         self._now = now
         self._chance = chance
         self._published = contents.plain_sha256(task.sha256)
+        self._unreachable = contents.unreachable(task.repo)
         self._furthest = 0
         self._progress_at = time.monotonic()
         self._pieces = 0
@@ -142,7 +151,10 @@ class Transfer:
 
     def _bring(self) -> FileStored:
         if self.task.bytes <= 0:
-            raise _Fault(codes.NOT_GGUF, f"the registry published {self.task.path} as empty")
+            raise _Fault(
+                contents.wrong_kind(self.task.path),
+                f"{told_by(self.task.repo)} {self.task.path} as empty",
+            )
         with self._locked_partial() as partial:
             # Whoever had it before may have finished it.
             if (already := self._here_already()) is not None:
@@ -197,15 +209,19 @@ class Transfer:
                     if patched and not self._given_another_chance:
                         self._given_another_chance = True
                         sources.insert(0, source)
-                elif fault.code in WORTHLESS and source.origin == "registry":
+                elif fault.code in WORTHLESS and source.origin != "mirror":
                     partial.begin_anew()
+                elif fault.code == codes.NOT_AN_ADAPTER:
+                    self._begin_anew(
+                        partial, digest
+                    )  # whole, and worth nothing: asked for once more
                 if fault.final or not sources:
                     raise
                 log.warning(
                     "a source of a file failed",
                     extra={"file": self.task.key, "source": source.place, "why": fault.sentence},
                 )
-        raise _Fault(codes.REGISTRY_UNREACHABLE, f"nobody has {self.task.path}")
+        raise _Fault(self._unreachable, f"nobody has {self.task.path}")
 
     def _reserve(self, partial: Partial) -> None:
         missing = self.task.bytes - partial.allocated
@@ -232,14 +248,14 @@ class Transfer:
         )
 
     def _hash_here(self, partial: Partial, digest: Digest) -> None:
-        """Hashes what an earlier fetch left, once; what is no GGUF is not gone on with."""
+        """Hashes what an earlier fetch left, once; what is no model or adapter is not gone on with."""
         size, offset = partial.size, 0
         while offset < size:
             self.line.check()
             buffer = digest.buffer()
             count = partial.read_at(buffer, offset)
             digest.add(buffer, count)
-            if offset == 0 and not self._magic_holds(bytes(buffer[: contents.SNIFFED])[:count]):
+            if offset == 0 and not self._begins_right(bytes(buffer[: contents.SNIFFED])[:count]):
                 self._begin_anew(partial, digest)
                 return
             if count == 0:
@@ -249,22 +265,34 @@ class Transfer:
         self._furthest = offset
         self._progress_at = time.monotonic()
 
-    def _magic_holds(self, first: bytes) -> bool:
-        if not contents.needs_magic(self.task.path):
-            return True
-        return contents.MAGIC.startswith(first[: len(contents.MAGIC)])
+    def _begins_right(self, first: bytes) -> bool:
+        return contents.begins_right(self.task.path, first, self.task.bytes)
 
     def _checked(self, partial: Partial, digest: Digest, source: Source) -> FileStored:
-        """The whole is here: its sha256 against the published one, then it is a file of the store."""
+        """The whole is here: its sha256 against the published one, its header, then it is a file of the store."""
         self._teller.tell("hashing", self.task.bytes)
         sha256 = digest.value()
         if self._published is not None and sha256 != self._published:
             raise _Fault(
                 codes.CHECKSUM_MISMATCH,
-                contents.mismatch(self.task.path, sha256, self._published),
+                contents.mismatch(self.task.path, sha256, self._published, told_by(self.task.repo)),
             )
+        if contents.is_safetensors(self.task.path):
+            self._check_tensors(partial)
         self._store.finish(partial, self._entry(sha256))
-        return self._stored(sha256, source.origin)
+        return self._stored(sha256, ORIGINS[source.origin])
+
+    def _check_tensors(self, partial: Partial) -> None:
+        """Of what nobody published a sum of, only this tells that it is whole. Raises _Fault."""
+        first = bytearray(safetensors.COUNT_BYTES)
+        partial.read_at(first, 0)
+        header = bytearray(
+            min(safetensors.header_bytes(first), self.task.bytes - safetensors.COUNT_BYTES)
+        )
+        partial.read_at(header, safetensors.COUNT_BYTES)
+        problem = safetensors.problem_of(bytes(header), self.task.bytes)
+        if problem is not None:
+            raise _Fault(codes.NOT_AN_ADAPTER, f"{self.task.path} {problem}")
 
     def _begin_anew(self, partial: Partial, digest: Digest) -> None:
         """Raises _Fault when that was done so often that it leads nowhere."""
@@ -292,10 +320,10 @@ class Transfer:
                 self._attempt(source, partial, digest)
                 continue
             except CutOff as error:
-                problem = _Again(codes.REGISTRY_UNREACHABLE, f"{source.place}: {error}")
+                problem = _Again(self._unreachable, f"{source.place}: {error}")
             except Misdirected as error:
                 raise _Fault(
-                    codes.REGISTRY_UNREACHABLE, f"{source.place} for {self.task.path}: {error}"
+                    self._unreachable, f"{source.place} for {self.task.path}: {error}"
                 ) from None
             except _Again as error:
                 problem = error
@@ -326,11 +354,7 @@ class Transfer:
     def _given_up(self, problem: _Again) -> _Fault:
         """Bytes had come and then none: no progress; otherwise what the last answer said."""
         silent_s = time.monotonic() - self._progress_at
-        if (
-            problem.code == codes.REGISTRY_UNREACHABLE
-            and self.fetched
-            and silent_s >= self._bound_s
-        ):
+        if problem.code == self._unreachable and self.fetched and silent_s >= self._bound_s:
             return _Fault(
                 codes.NO_PROGRESS,
                 f"no byte of {self.task.path} came for {self._bound_s:.0f} s "
@@ -346,7 +370,7 @@ class Transfer:
         """One request and its body, as far as it goes. Returns normally only with new bytes."""
         offset, note = partial.size, partial.note()
         headers: dict[str, str] = {}
-        if 0 < offset < len(contents.MAGIC) or (
+        if 0 < offset < contents.telling_bytes(self.task.path) or (
             # Nothing would find out that two servers hold different bytes.
             offset and self._published is None and note.origin != source.origin
         ):
@@ -356,14 +380,7 @@ class Transfer:
             headers["range"] = f"bytes={offset}-"
             if note.etag and note.origin == source.origin:
                 headers["if-range"] = note.etag
-        answer = ask(
-            source.url,
-            headers=headers,
-            token=source.token,
-            line=self.line,
-            silence_s=longest_silence_s(self._bound_s),
-            proxies=source.origin == "registry",
-        )
+        answer = self._ask(source, headers)
         try:
             verdict = judge(
                 answer.status,
@@ -381,6 +398,7 @@ class Transfer:
                     redirected=answer.redirected,
                     endpoint=source.endpoint,
                     commit=self.task.commit,
+                    why=answer.why if isinstance(answer, FolderAnswer) else "",
                 ),
                 self._now(),
             )
@@ -391,14 +409,26 @@ class Transfer:
                     raise _Again(code, sentence, pause)
                 case Anew(why=why):
                     self._begin_anew(partial, digest)
-                    raise _Again(codes.REGISTRY_UNREACHABLE, why)
+                    raise _Again(self._unreachable, why)
                 case Take():
                     self._take(verdict, answer, source, partial, digest)
         finally:
             answer.close()
 
+    def _ask(self, source: Source, headers: dict[str, str]) -> Reply:
+        if source.origin == "folder":
+            return FolderAnswer(source.url, self.task.path, headers, self.line)
+        return ask(
+            source.url,
+            headers=headers,
+            token=source.token,
+            line=self.line,
+            silence_s=longest_silence_s(self._bound_s),
+            proxies=source.origin != "mirror",
+        )
+
     def _take(
-        self, take: Take, answer: Answer, source: Source, partial: Partial, digest: Digest
+        self, take: Take, answer: Reply, source: Source, partial: Partial, digest: Digest
     ) -> None:
         """Appends the body. Raises CutOff, Stopped, _Fault, with what came before safely appended."""
         if take.offset != partial.size:
@@ -429,7 +459,7 @@ class Transfer:
                 self._limiter.spend(filled.count, self.line)
                 self._progress_at = time.monotonic()
             self._teller.tell(
-                "fetching" if source.origin == "registry" else "copying", partial.size
+                "copying" if source.origin in ("mirror", "folder") else "fetching", partial.size
             )
             if filled.problem is not None:
                 raise filled.problem
@@ -437,7 +467,7 @@ class Transfer:
                 break
         self._check_end(whole, answer, take, partial.size)
 
-    def _check_end(self, whole: bool, answer: Answer, take: Take, size: int) -> None:
+    def _check_end(self, whole: bool, answer: Reply, take: Take, size: int) -> None:
         """An end that is not that of the file. Raises CutOff, Stopped, _Fault.
 
         1 all of it came; without a length, nothing may come behind it   2 a server that gives a part of the
@@ -450,22 +480,23 @@ class Transfer:
             return
         elif answer.end_is_told:  # 3
             raise _Fault(
-                codes.SIZE_MISMATCH, contents.wrong_size(self.task.path, size, self.task.bytes)
+                codes.SIZE_MISMATCH,
+                contents.wrong_size(self.task.path, size, self.task.bytes, self.task.repo),
             )
         else:  # 4
             raise CutOff("the connection ended before the file did")
 
-    def _check_first(self, first: bytes, answer: Answer, take: Take) -> None:
-        """What is no model is not begun, nor what is of another size. Raises _Fault."""
-        if not self._magic_holds(first):
+    def _check_first(self, first: bytes, answer: Reply, take: Take) -> None:
+        """What is no model or adapter is not begun, nor what is of another size. Raises _Fault."""
+        if not self._begins_right(first):
             raise _Fault(
-                codes.NOT_GGUF,
-                contents.not_gguf(self.task.path, first, answer.headers.get("content-type", "")),
+                contents.wrong_kind(self.task.path),
+                contents.not_that(self.task.path, first, answer.headers.get("content-type", "")),
             )
         if take.length is not None and take.length != self.task.bytes:
             raise _Fault(
                 codes.SIZE_MISMATCH,
-                contents.wrong_size(self.task.path, take.length, self.task.bytes),
+                contents.wrong_size(self.task.path, take.length, self.task.bytes, self.task.repo),
             )
 
     # -- telling ------------------------------------------------------------------------------------
@@ -481,7 +512,9 @@ class Transfer:
             path=task.path,
         )
 
-    def _stored(self, sha256: str, origin: Literal["registry", "mirror", "store"]) -> FileStored:
+    def _stored(
+        self, sha256: str, origin: Literal["registry", "mirror", "store", "source"]
+    ) -> FileStored:
         return FileStored(
             key=self.task.key,
             mirror=self._mirror,

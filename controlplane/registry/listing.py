@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from controlplane.domain.filesets import suggest_name
+from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS, suggest_name
 from controlplane.domain.repo import Repo, RepoFile
 from controlplane.registry import faults
 from controlplane.registry.credentials import Token
@@ -37,6 +37,8 @@ _ENVIRONMENT: Final = {
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_READ_ENDINGS: Final = (".gguf", ADAPTER_WEIGHTS, ADAPTER_CONFIG)
+"""Names of files that somebody may choose: one that is not told properly is not passed over in silence."""
 _FILE_BYTES: Final = 2**53
 NAME_BYTES: Final = 255
 """No file system of a node keeps a longer name."""
@@ -168,7 +170,7 @@ def _checked(asked: Asked, info: Any) -> Repo | RegistryFault:
         file = _file(told)
         if file is not None:
             files.append(file)
-        elif str(told.rfilename).lower().endswith(".gguf"):
+        elif str(told.rfilename).lower().endswith(_READ_ENDINGS):
             return faults.garbage(asked, "one of its files has no proper path, size or sha256")
     return Repo(
         id=info.id,

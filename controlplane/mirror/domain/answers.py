@@ -9,12 +9,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from controlplane.mirror.domain.contents import wrong_size
+from controlplane.domain.adaptersources import stamp_in, stamp_of
+from controlplane.mirror.domain.contents import unreachable, wrong_size
 from controlplane.mirror.domain.ranges import content_range, unsatisfied_total
 from controlplane.registry import faults
 from schemas import codes
 
-Origin = Literal["registry", "mirror"]
+Origin = Literal["registry", "mirror", "web", "folder"]
+"""`web` and `folder` are where an adapter comes from that no registry publishes."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -22,7 +24,8 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     `place` names the server for people. `with_token`: a token was configured for it. `etag` is that of the
     bytes before `offset`, `checked` that a published sha256 will prove the whole. `redirected`: another
-    host answered than the one asked, so it speaks only for itself.
+    host answered than the one asked, so it speaks only for itself. `why`: what a folder of this machine says in
+    place of a status.
     """
 
     path: str
@@ -37,6 +40,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     redirected: bool = False
     endpoint: str = ""
     commit: str = ""
+    why: str = ""
 
 
 class Take(Struct, frozen=True, kw_only=True):
@@ -80,14 +84,14 @@ def judge(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) 
     """
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         return Refused(
-            code=codes.REGISTRY_UNREACHABLE,
+            code=unreachable(asked.repo),
             sentence=f"{asked.place} sent {asked.path} encoded as {headers['content-encoding']!r}",
         )
     match status:
         case 200:  # 1
-            return _whole(headers, asked)
+            return _changed(headers, asked) or _whole(headers, asked)
         case 206:  # 2
-            return _part(headers, asked)
+            return _changed(headers, asked) or _part(headers, asked)
         case 416:  # 3
             size = unsatisfied_total(headers.get("content-range"))
             if asked.offset == 0 or (size is not None and size != asked.total):
@@ -95,13 +99,27 @@ def judge(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) 
                     code=codes.SIZE_MISMATCH,
                     sentence=f"{asked.place} has no byte {asked.offset} of {asked.path}"
                     if size is None
-                    else wrong_size(asked.path, size, asked.total),
+                    else wrong_size(asked.path, size, asked.total, asked.repo),
                 )
             return Anew(why=f"{asked.place} has no byte {asked.offset}")
         case _ if status in (408, 425, 429) or status >= 500:  # 4
             return _later(status, headers, asked, now)
         case _:  # 5
             return _refused(status, headers, asked, now)
+
+
+def _changed(headers: Mapping[str, str], asked: Asked) -> Refused | None:
+    """A file without a sum that is not the one its URL had when the adapter was added: it would be served under
+    the wrong name. A server that says nothing of its version is believed."""
+    etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+    if asked.origin != "web" or asked.checked or not (etag or modified):
+        return None
+    if stamp_of(etag, modified, asked.total) == stamp_in(asked.commit):
+        return None
+    return Refused(
+        code=codes.CHECKSUM_MISMATCH,
+        sentence=f"{asked.path} at {asked.place} has changed since the adapter was added; add it again",
+    )
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
@@ -127,7 +145,8 @@ def _part(headers: Mapping[str, str], asked: Asked) -> Verdict:
         return Anew(why=f"{asked.place} answered another range than was asked")
     if told.total is not None and told.total != asked.total:  # 2
         return Refused(
-            code=codes.SIZE_MISMATCH, sentence=wrong_size(asked.path, told.total, asked.total)
+            code=codes.SIZE_MISMATCH,
+            sentence=wrong_size(asked.path, told.total, asked.total, asked.repo),
         )
     if told.part.end > asked.total:
         return Anew(why=f"{asked.place} answered another range than was asked")
@@ -145,7 +164,7 @@ def _later(status: int, headers: Mapping[str, str], asked: Asked, now: datetime)
         fault = _fault(status, headers, asked, now)
         return Later(code=fault.code, sentence=fault.sentence, retry_after_s=fault.wait_s)
     return Later(
-        code=codes.RATE_LIMITED if status == 429 else codes.REGISTRY_UNREACHABLE,
+        code=codes.RATE_LIMITED if status == 429 else unreachable(asked.repo),
         sentence=f"{asked.place} answers {status}",
         retry_after_s=faults.wait_s(headers, now),
     )
@@ -153,17 +172,26 @@ def _later(status: int, headers: Mapping[str, str], asked: Asked, now: datetime)
 
 def _refused(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) -> Verdict:
     """1 another mirror: whatever it says, ask elsewhere   2 a host we were sent to (an address that expired)
-    3 the registry: what its answers mean to a listing they mean here"""
+    3 the registry: what its answers mean to a listing they mean here   4 a URL or a folder: it is not there,
+    or it is not for us"""
     answers = f"{asked.place} answers {status} for {asked.path}"
     if asked.origin == "mirror":  # 1
         return Refused(
-            code=codes.NO_SUCH_FILE if status == 404 else codes.REGISTRY_UNREACHABLE,
+            code=codes.NO_SUCH_FILE if status == 404 else unreachable(asked.repo),
             sentence=answers,
         )
     if asked.redirected:  # 2
         if status in (400, 401, 403, 404, 410):
-            return Later(code=codes.REGISTRY_UNREACHABLE, sentence=answers)
-        return Refused(code=codes.REGISTRY_UNREACHABLE, sentence=answers)
+            return Later(code=unreachable(asked.repo), sentence=answers)
+        return Refused(code=unreachable(asked.repo), sentence=answers)
+    if asked.origin != "registry":  # 4
+        is_gone = status in (404, 410)
+        return Refused(
+            code=codes.NO_SUCH_FILE if is_gone else unreachable(asked.repo),
+            sentence=f"{asked.place} does not give {asked.path}: {asked.why}"
+            if asked.why
+            else answers,
+        )
     fault = _fault(status, headers, asked, now)  # 3
     return Refused(code=fault.code, sentence=fault.sentence)
 

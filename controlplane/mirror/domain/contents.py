@@ -3,6 +3,9 @@
 import re
 from typing import Final
 
+from controlplane.domain.adaptersources import place_of, told_by
+from controlplane.mirror.domain import safetensors
+from schemas import codes
 from schemas.settings import GIB, KIB, MIB
 
 MAGIC: Final = b"GGUF"
@@ -13,8 +16,37 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHOWN: Final = 12
 
 
-def needs_magic(path: str) -> bool:
+def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
+
+
+def is_safetensors(path: str) -> bool:
+    return path.lower().endswith(".safetensors")
+
+
+def telling_bytes(path: str) -> int:
+    """How many first bytes tell whether a file is what its name says."""
+    if is_safetensors(path):
+        return safetensors.BEGINNING
+    return len(MAGIC)
+
+
+def begins_right(path: str, first: bytes, total: int) -> bool:
+    """Whether a file of `total` bytes may begin like that, as far as its name says what it is."""
+    if is_safetensors(path):
+        return safetensors.may_begin(first, total)
+    return not is_gguf(path) or MAGIC.startswith(first[: len(MAGIC)])
+
+
+def wrong_kind(path: str) -> str:
+    """The code for bytes that are not what the file's name says."""
+    return codes.NOT_GGUF if is_gguf(path) else codes.NOT_AN_ADAPTER
+
+
+def unreachable(repo: str) -> str:
+    """The code for a place that does not give the file."""
+    is_registry = place_of(repo) == "registry"
+    return codes.REGISTRY_UNREACHABLE if is_registry else codes.SOURCE_UNREACHABLE
 
 
 def what_it_is(first: bytes, content_type: str = "") -> str:
@@ -37,8 +69,10 @@ def what_it_is(first: bytes, content_type: str = "") -> str:
     return f"something that begins with {first[:4].hex(' ')}"
 
 
-def not_gguf(path: str, first: bytes, content_type: str = "") -> str:
-    return f"{path} is not a GGUF file: what came is {what_it_is(first, content_type)}"
+def not_that(path: str, first: bytes, content_type: str = "") -> str:
+    """Why a file with these first bytes is not kept."""
+    kind = "a safetensors" if is_safetensors(path) else "a GGUF"
+    return f"{path} is not {kind} file: what came is {what_it_is(first, content_type)}"
 
 
 def plain_sha256(published: str | None) -> str | None:
@@ -64,8 +98,8 @@ def mismatch(path: str, actual: str, expected: str, who: str = "the registry pub
     )
 
 
-def wrong_size(path: str, actual: int, published: int) -> str:
-    return f"{path} has {actual} bytes, the registry published {published}"
+def wrong_size(path: str, actual: int, published: int, repo: str = "") -> str:
+    return f"{path} has {actual} bytes, {told_by(repo)} {published}"
 
 
 def in_units(count: int) -> str:

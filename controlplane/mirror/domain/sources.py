@@ -1,16 +1,17 @@
-"""Says where a file may be had and in which order: live mirrors of the yard first, then the registry itself."""
+"""Says where a file may be had and in which order: live mirrors of the yard first, then where it comes from."""
 
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
+from controlplane.domain.adaptersources import place_of
 from controlplane.domain.work import Fetch
 from controlplane.mirror.domain.answers import Origin
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """One address of a file. `token` goes to the host of `url` only; `place` names the server for people.
+    """One address of a file; of one in a folder of this machine the folder alone. `token` goes to the host of `url` only; `place` names the server for people.
 
     Never put one in a log line or a repr that leaves the process: it holds the token.
     """
@@ -46,7 +47,8 @@ def sources_of(
     endpoint: str,
     registry_token: str | None,
 ) -> tuple[Source, ...]:
-    """The sources of `task`. `mirrors` gives the URLs of the live ones by name; others are left out."""
+    """The sources of `task`. `mirrors` gives the URLs of the live ones by name; others are left out. A token goes
+    to the registry alone, never to an adapter's URL."""
     others = [
         Source(
             url=f"{mirrors[name].rstrip('/')}/mirror/files/{task.key}",
@@ -57,6 +59,12 @@ def sources_of(
         for name in task.others
         if mirrors.get(name)
     ]
+    place = place_of(task.repo)
+    if place == "folder":
+        return (*others, Source(url=task.repo, origin="folder", place=f"the folder {task.repo}"))
+    if place == "web":
+        url = f"{task.repo}/{quote(task.path)}"
+        return (*others, Source(url=url, origin="web", place=urlsplit(url).netloc))
     registry = Source(
         url=registry_url(endpoint, task.repo, task.commit, task.path),
         origin="registry",

@@ -27,12 +27,15 @@ def test_scn_c8_what_came_instead_of_a_model_is_named(
     first: bytes, kind: str, expected: str
 ) -> None:
     assert contents.what_it_is(first, kind) == expected
-    assert expected in contents.not_gguf("m.gguf", first, kind)
+    assert expected in contents.not_that("m.gguf", first, kind)
 
 
-def test_only_gguf_files_need_the_magic() -> None:
-    assert contents.needs_magic("a/M.GGUF")
-    assert not contents.needs_magic("adapter.safetensors")
+def test_how_a_file_has_to_begin_follows_from_its_name() -> None:
+    assert contents.begins_right("a/M.GGUF", b"GGUF", 100)
+    assert not contents.begins_right("a/M.GGUF", b"PK\x03\x04", 100)
+    assert contents.begins_right("adapter_model.safetensors", b"\x20\0\0\0\0\0\0\0{", 100)
+    assert not contents.begins_right("adapter_model.safetensors", b"GGUF\0\0\0\0{", 100)
+    assert contents.begins_right("adapter_config.json", b"anything", 100)
 
 
 def test_req_c37_a_mismatch_names_the_file_and_twelve_digits_of_both() -> None:

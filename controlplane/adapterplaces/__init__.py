@@ -1,0 +1,1 @@
+"""Reads adapters where they come from: a repository, a URL, a folder. What they say is judged elsewhere."""

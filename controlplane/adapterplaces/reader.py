@@ -1,0 +1,84 @@
+"""Reads one adapter: its configuration and its files' names, sizes and sums, wherever it comes from.
+
+It ends in one report. Whether the adapter fits its base is decided from that; no weights are kept here.
+"""
+
+import asyncio
+import hashlib
+import logging
+from typing import Final
+
+from controlplane.adapterplaces import folder, repository, web
+from controlplane.adapterplaces.found import Found, Unreadable
+from controlplane.domain import filesets
+from controlplane.domain.adapterconfig import read_config
+from controlplane.domain.adaptersources import FolderSource, RepoSource, WebSource, read_source
+from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Refusal
+from controlplane.domain.reports import AdapterRead, AdapterUnreadable
+from controlplane.domain.work import ReadAdapter
+from controlplane.registry.client import Registry
+from controlplane.registry.faults import RegistryFault
+from schemas.adapter import AdapterFile
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4
+"""Hundreds may be added together; a registry and a disk are asked by a few at a time."""
+
+
+class AdapterReader:
+    """The reader of one instance. `here` is what a person calls the machine it runs on."""
+
+    def __init__(self, registry: Registry, *, here: str) -> None:
+        self._registry = registry
+        self._here = here
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def read(self, task: ReadAdapter) -> AdapterRead | AdapterUnreadable:
+        """What `task.source` is. A fault of any kind is a report with its sentence."""
+        try:
+            async with self._turns:
+                found = await self._find(task.source)
+        except (Unreadable, RegistryFault) as fault:
+            return _unreadable(task, fault.code, fault.sentence)
+        config = read_config(found.config)
+        if isinstance(config, Refusal):
+            return _unreadable(task, config.code, f"{task.source}: {config.sentence}")
+        return AdapterRead(
+            adapter=task.adapter,
+            incarnation=task.incarnation,
+            repo=found.repo,
+            commit=found.commit,
+            config=config,
+            files=_files(found),
+        )
+
+    async def _find(self, source: str) -> Found:
+        match read_source(source):
+            case RepoSource() as named:
+                return await repository.find(self._registry, named)
+            case WebSource() as named:
+                return await web.find(named)
+            case FolderSource() as named:
+                return await folder.find(named, here=self._here)
+            case Refusal() as refusal:
+                raise Unreadable(refusal.code, refusal.sentence)
+
+
+def _files(found: Found) -> tuple[AdapterFile, ...]:
+    """The weights first: their key names the set."""
+
+    def named(name: str, size: int, sha256: str) -> AdapterFile:
+        key = filesets.file_key(found.repo, found.commit, name)
+        return AdapterFile(key=key, name=name, bytes=size, sha256=sha256)
+
+    return (
+        named(ADAPTER_WEIGHTS, found.weights_bytes, found.weights_sha256),
+        named(ADAPTER_CONFIG, len(found.config), hashlib.sha256(found.config).hexdigest()),
+    )
+
+
+def _unreadable(task: ReadAdapter, code: str, sentence: str) -> AdapterUnreadable:
+    return AdapterUnreadable(
+        adapter=task.adapter, incarnation=task.incarnation, code=code, sentence=sentence
+    )
