@@ -170,7 +170,7 @@ def diagram(module: str) -> str:
 # The proof column of requirements ----------------------------------------------------------------------
 
 NUMBERED: Final = re.compile(
-    r"^[ \t]*(?:async )?def (test_(?:(req)_([a-dx])(\d+)|(scn)_([a-e])(\d+)|(log)_(\d+)|(inv)_(\d+))_\w+)\(",
+    r"^[ \t]*(?:async )?def (test_(?:(req)_([a-dx]|bugb)(\d+)|(scn)_([a-e])(\d+)|(log)_(\d+)|(inv)_(\d+))_\w+)\(",
     re.MULTILINE,
 )
 ROW: Final = re.compile(r"^\| (\S+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
@@ -178,13 +178,14 @@ RANGE: Final = re.compile(r"([A-Z-]+?)(\d+)(?:…(\d+))?")
 
 
 def numbered_tests(tests: Path) -> dict[str, list[str]]:
-    """Number (`A12`, `S-A3`, `L5`, `I3`) -> names of the tests that carry it, sorted."""
+    """Number (`A12`, `BUG-B1`, `S-A3`, `L5`, `I3`) -> names of the tests that carry it, sorted."""
     found: dict[str, set[str]] = {}
     for file in sorted(tests.rglob("test_*.py")):
         for match in NUMBERED.finditer(file.read_text(encoding="utf-8")):
             name, *parts = match.groups()
             kind, *rest = [part for part in parts if part]
-            number = f"{rest[0].upper() if len(rest) == 2 else ''}{int(rest[-1])}"
+            letters = rest[0].upper().replace("BUG", "BUG-") if len(rest) == 2 else ""
+            number = f"{letters}{int(rest[-1])}"
             label = {"req": "", "scn": "S-", "log": "L", "inv": "I"}[kind] + number
             found.setdefault(label, set()).add(name)
     return {label: sorted(names) for label, names in found.items()}

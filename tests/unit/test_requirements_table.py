@@ -29,6 +29,7 @@ EXPECTED = [
     *(f"A{n}" for n in range(33)),
     *(f"X{n}" for n in range(1, 9)),
     *(f"B{n}" for n in range(1, 60)),
+    *(f"BUG-B{n}" for n in range(1, 9)),
     *(f"C{n}" for n in range(1, 69)),
     *(f"D{n}" for n in range(1, 20)),
     *(f"S-A{n}" for n in range(1, 17)),
@@ -82,6 +83,7 @@ def test_the_scan_reads_names_as_the_rules_spell_them(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(
         "def test_req_a12_waits():\n def test_scn_b03_x(self):\nasync def test_log_05_y(\n"
         "def test_inv_3_z(a: int) -> None:\ndef test_other():\ndef test_req_x2_q():\n"
+        "def test_req_bugb4_w():\n"
     )
     assert generate.numbered_tests(tmp_path) == {
         "A12": ["test_req_a12_waits"],
@@ -89,6 +91,7 @@ def test_the_scan_reads_names_as_the_rules_spell_them(tmp_path: Path) -> None:
         "L5": ["test_log_05_y"],
         "I3": ["test_inv_3_z"],
         "X2": ["test_req_x2_q"],
+        "BUG-B4": ["test_req_bugb4_w"],
     }
 
 
