@@ -201,7 +201,7 @@ def holder_row(held: Held, now: datetime) -> tuple[str, ...]:
         str(holder.uses),
         _last_use(holder),
         f"{length((now - holder.since).total_seconds())} ago",
-        HOW[holder.how],
+        HOW.get(holder.how, holder.how),
         ", ".join(holder.gateways) or "-",
     )
 
@@ -219,27 +219,22 @@ def holder_json(held: Held) -> dict[str, Any]:
 # Watching an adapter come ----------------------------------------------------------------------------
 
 
-def news(before: Adapter | None, after: Adapter, reason: str = "") -> tuple[str, ...]:
-    """What is said when an adapter's state changed; `reason` is what its event says besides."""
+def news(before: Adapter | None, after: Adapter, found: str = "") -> tuple[str, ...]:
+    """What is said when an adapter came to another phase; `found` is what its check found, in the catalog's words."""
     if before is not None and before.phase == after.phase:
         return ()
     match after.phase:
         case "reading":
-            told = f"its configuration and file list, at {after.source}"
+            return (line("reading", f"its configuration and file list, at {after.source}"),)
         case "fetching":
-            told = f"{_fits(after)}; {size(after.bytes)} in {len(after.files)} files"
+            told = " ".join(found.split()) or f"rank {after.rank}, {size(after.bytes)}"
+            trained = f" (trained on {after.trained_on})" if after.trained_on else ""
+            return (line("fits", f"{after.base}{trained}: {told}"),)
         case "ready":
             names = " or ".join((after.name, *after.aliases, f"{after.base}:{after.name}"))
-            told = f"version {after.version}; ask for {names}"
+            return (line("ready", f"version {after.version}; ask for {names}"),)
         case "refused":
             return ()
-    extra = " ".join(reason.split())
-    return (line(after.phase, told), *((line("", extra),) if extra and extra != told else ()))
-
-
-def _fits(adapter: Adapter) -> str:
-    trained = f", trained on {adapter.trained_on}" if adapter.trained_on else ""
-    return f"rank {adapter.rank} fits {adapter.base}{trained}"
 
 
 def line(state: str, told: str) -> str:

@@ -15,7 +15,7 @@ from controlplane.ctl.bars import bar_for
 from controlplane.ctl.failures import CtlError, NotKnownYet
 from events.log import Batch, EventLog, Recorded, Wire
 from events.subjects import event_subject
-from schemas.adapter import Adapter
+from schemas.adapter import Adapter, AdapterChecked
 from schemas.file import File
 from schemas.progress import FileProgress
 
@@ -104,7 +104,8 @@ class _Watch:
             return
         if before is not None and before.incarnation != found.incarnation:
             raise CtlError(f"{self._name}: it was added anew meanwhile, by {found.by or 'another'}")
-        for told in adapterview.news(before, found, item.reason):
+        checked = item.reason if isinstance(item.event, AdapterChecked) else ""
+        for told in adapterview.news(before, found, checked):
             self._tell(told)
         if before is None or before.phase != found.phase:
             self._bar.hide()

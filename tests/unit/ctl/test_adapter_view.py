@@ -164,9 +164,13 @@ def test_each_phase_is_said_once() -> None:
         "reading     its configuration and file list, at acme/sql-lora",
     )
     assert adapterview.news(reading, reading) == ()
-    assert adapterview.news(reading, fetching, "bias is left out") == (
-        "fetching    rank 16 fits qwen, trained on Qwen/Qwen2.5-7B-Instruct; 4 MiB in 2 files",
-        "            bias is left out",
+    assert adapterview.news(
+        reading, fetching, "rank 16, 4 MiB;\nits base could not be compared"
+    ) == (
+        "fits        qwen (trained on Qwen/Qwen2.5-7B-Instruct): rank 16, 4 MiB; its base could not be compared",
+    )
+    assert adapterview.news(None, msgspec.structs.replace(fetching, trained_on="")) == (
+        "fits        qwen: rank 16, 4 MiB",
     )
     assert adapterview.news(fetching, ADAPTER) == (
         "ready       version 0123abcd4567; ask for sql or tables or qwen:sql",

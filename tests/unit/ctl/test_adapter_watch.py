@@ -132,8 +132,8 @@ def test_each_phase_is_told_with_the_bytes_of_its_files() -> None:
         await t.adapter(READING)
         watching = t.watching()
         await t.shows("reading     its configuration and file list, at acme/sql-lora")
-        await t.adapter(FETCHING, "its bias is left out")
-        await t.shows("its bias is left out")
+        await t.adapter(FETCHING, "rank 16, 4 MiB; its base was not compared")
+        await t.shows("fits        qwen: rank 16, 4 MiB; its base was not compared")
         told = FileProgress(key=WEIGHTS.key, bytes=420, total_bytes=1000)
         await t.progress.progress("control", "file", WEIGHTS.key, told)
         await t.shows("fetching 420 B of 1000 B (42 %)")
@@ -141,7 +141,7 @@ def test_each_phase_is_told_with_the_bytes_of_its_files() -> None:
         await t.adapter(READY)
         assert (await watching).version == "0123abcd4567"
         firsts = [line.split()[0] for line in t.lines if not line.startswith(" ")]
-        assert firsts == ["reading", "fetching", "ready"]
+        assert firsts == ["reading", "fits", "ready"]
 
     tell(story)
 
@@ -184,7 +184,7 @@ def test_a_file_that_fails_is_told_once_and_waiting_goes_on() -> None:
     async def story(t: Terminal) -> None:
         await t.adapter(FETCHING)
         watching = t.watching()
-        await t.shows("fetching")
+        await t.shows("fits")
         for _ in range(2):
             await t.write("file", FILE.key, FileFailed(mirror="cp-1", code="no_progress"), failed)
         await t.shows("no byte came [no_progress]; it is fetched again")
