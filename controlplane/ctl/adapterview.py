@@ -47,11 +47,16 @@ def serving(replicas: Iterable[Row]) -> dict[str, Row]:
 
 
 def find(adapters: Sequence[Row], name: str) -> Row | None:
-    """The adapter of that name, of that alias, or that `BASE:NAME` means."""
+    """The adapter that `name` means: its name, an alias, or `BASE:` before one of them. None: there is none."""
     meant = (
         *(row for row in adapters if row["name"] == name),
         *(row for row in adapters if name in row.get("aliases", ())),
-        *(row for row in adapters if (row["base"], row["name"]) in set(readings(name))),
+        *(
+            row
+            for base, own in readings(name)
+            for row in adapters
+            if row["base"] == base and own in (row["name"], *row.get("aliases", ()))
+        ),
     )
     return next(iter(meant), None)
 

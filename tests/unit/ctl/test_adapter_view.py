@@ -119,13 +119,13 @@ def test_places_tell_how_it_got_there_and_what_failed() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["sql", "tables", "qwen:sql"])
+@pytest.mark.parametrize("name", ["sql", "tables", "qwen:sql", "qwen:tables"])
 def test_a_name_an_alias_and_base_and_name_mean_the_same(name: str) -> None:
     other = {**ROW, "name": "other", "aliases": []}
     assert adapterview.find([other, ROW], name) == ROW
 
 
-@pytest.mark.parametrize("name", ["x", "x:sql", "qwen:tables", "qwen:", ":sql", ""])
+@pytest.mark.parametrize("name", ["x", "x:sql", "qwen:x", "qwen:", ":sql", ""])
 def test_other_names_mean_nothing(name: str) -> None:
     assert adapterview.find([ROW], name) is None
 
