@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from tests.hub.adapters import adapter
 from tests.hub.contents import Content, Held, MadeUp, OnDisk
 from tests.hub.repos import Entry
 from tests.hub.server import Hub
@@ -43,6 +44,14 @@ def made_up(text: str) -> tuple[str, Content]:
     return name, MadeUp(size(length), int(seed or 0))
 
 
+def an_adapter(text: str) -> tuple[str, int]:
+    """`OWNER/NAME` or `OWNER/NAME:RANK`."""
+    name, given, rank = text.partition(":")
+    if name.count("/") != 1 or (given and not rank.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OWNER/NAME[:RANK]")
+    return name, int(rank or 8)
+
+
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.hub", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="of the hub; 0: any free one")
@@ -51,6 +60,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--made-up", type=made_up, action="append", default=[], metavar="NAME:SIZE[:SEED]"
     )
+    parser.add_argument(
+        "--adapter",
+        type=an_adapter,
+        action="append",
+        default=[],
+        metavar="OWNER/NAME[:RANK]",
+        help="a repository of its own that holds a LoRA adapter",
+    )
+    parser.add_argument("--base", default=DEFAULT_REPO, help="what adapters say they were made for")
     parser.add_argument("--rate", type=size, default=0, help="bytes a second, such as 20MiB")
     parser.add_argument("--gated", choices=("auto", "manual"), default=None)
     parser.add_argument("--private", action="store_true")
@@ -70,6 +88,8 @@ def main() -> None:
         files: dict[str, Content | Entry] = dict([*options.file, *options.made_up])
         files["README.md"] = Entry(content=Held(b"# A repository for trying out\n"), lfs=False)
         repo.commit(files)
+        for name, rank in options.adapter:
+            hub.repo(name).commit(adapter(name.partition("/")[2], rank=rank, base=options.base))
         for token in options.token:
             hub.reader(token, options.repo)
         sys.stdout.write(f"{hub.url}\n")
