@@ -35,6 +35,8 @@ HOW: Final[Mapping[str, str]] = {
     "person": "by hand",
 }
 STATE_WIDTH: Final = 10
+INDENT: Final = STATE_WIDTH + 2
+"""Where the text of a line begins while an adapter is watched."""
 
 
 def serving(replicas: Iterable[Row]) -> dict[str, Row]:
@@ -155,7 +157,7 @@ def _last(event: Row, now: datetime) -> str | None:
     reason, actor = event.get("reason") or "", event.get("actor") or ""
     told = f"{event['type']} {age(event.get('time'), now)} ago"
     told += f": {' '.join(reason.split())}" if reason else ""
-    return f"{told} ({actor})" if actor else told
+    return f"{told} ({actor})" if actor and not actor.startswith("system") else told
 
 
 def place_lines(

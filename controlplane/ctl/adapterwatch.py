@@ -49,7 +49,7 @@ class _Watch:
         self._wire = wire
         self._name = name
         self._prefix = prefix
-        self._bar = bar_for(out)
+        self._bar = bar_for(out, adapterview.INDENT)
         self._adapter: Adapter | None = None
         self._gone = False
         self._away = False

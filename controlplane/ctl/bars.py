@@ -24,15 +24,17 @@ PLAIN_EVERY_S: Final = 5.0
 """On a pipe progress is told at most this often."""
 
 
-def bar_for(out: Console) -> "Bar | Lines":
-    return Bar(out) if out.is_terminal else Lines(out)
+def bar_for(out: Console, indent: int) -> "Bar | Lines":
+    """`indent` is where the text of the lines above begins, in columns."""
+    return Bar(out) if out.is_terminal else Lines(out, indent)
 
 
 class Lines:
     """Progress as lines of text, now and then."""
 
-    def __init__(self, out: Console) -> None:
+    def __init__(self, out: Console, indent: int) -> None:
         self._out = out
+        self._indent = indent
         self._told_at: float | None = None
         self._told = ""
 
@@ -45,7 +47,7 @@ class Lines:
             return
         if self._told_at is None or now_s - self._told_at >= PLAIN_EVERY_S:
             self._told_at, self._told = now_s, text
-            self._out.print(f"{'':<21}{text}", soft_wrap=True)
+            self._out.print(" " * self._indent + text, soft_wrap=True)
 
     def hide(self) -> None:
         self._told_at = None

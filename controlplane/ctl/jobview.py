@@ -33,6 +33,8 @@ ASKED_WRONG: Final = frozenset(
 
 NAME_WIDTH: Final = 10
 STATE_WIDTH: Final = 7
+INDENT: Final = NAME_WIDTH + STATE_WIDTH + 4
+"""Where a line's detail begins."""
 COMMIT_SHOWN: Final = 12
 
 

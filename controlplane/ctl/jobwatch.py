@@ -65,7 +65,7 @@ class _Watch:
         self._out = out
         self._job: Job | None = None
         self._amounts = Amounts()
-        self._bar = bar_for(out)
+        self._bar = bar_for(out, jobview.INDENT)
         self._away = False
 
     async def run(self) -> Job:
