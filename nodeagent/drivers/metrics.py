@@ -1,11 +1,15 @@
-"""Reads an engine's own counters out of its Prometheus text: what it works on, whether it worked.
+"""Reads an engine's own counters out of its Prometheus text: what it works on, whether it worked, with which adapters.
 
 It knows the names that llama.cpp and vLLM use, in one table; an engine with other names tells
 nothing. It must not ask: that is `asking`.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from schemas.adapternames import of_engine_name
 from schemas.beacons import EngineCounters
 
 INFLIGHT: tuple[tuple[str, ...], ...] = (
@@ -20,6 +24,17 @@ WORK: tuple[tuple[str, ...], ...] = (
 )
 """Per dialect: what grows with every request. llama.cpp counts no requests, but none goes without a
 decode; the sum serves only to see a change, so it need not be a number of requests."""
+
+ADAPTERS: Final = "vllm:lora_requests_info"
+"""Its labels name the adapters with requests running and waiting; its value is when that was so. Every combination
+that ever was stays on the page: only the newest counts. What tells which adapters are loaded has another name."""
+
+_MOST_COMMAS: Final = 200
+"""A name is no longer than that; more is not one name."""
+
+_IN_USE: Final = ("running_lora_adapters", "waiting_lora_adapters")
+_LABEL = re.compile(r'(\w+)\s*=\s*"((?:\\.|[^"\\])*)"')
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -51,6 +66,64 @@ def counters(text: str) -> EngineCounters:
         inflight=_total(values, INFLIGHT),
         requests_total=_total(values, WORK),
     )
+
+
+def adapters_in_use(text: str) -> frozenset[str] | None:
+    """Engine-side names of adapters with requests running or waiting; None when the page does not tell.
+
+    With two readings possible both are in it: one name too many is left alone a little longer, one that is missing
+    would be unloaded under a request.
+    """
+    if _total(samples(text), INFLIGHT) == 0:
+        # The last combination stays the newest when its requests are done.
+        return frozenset() if ADAPTERS in text else None
+    newest: dict[str, tuple[float, set[str]]] = {}
+    for labels, value in labelled(text, ADAPTERS):
+        names = {name for label in _IN_USE for name in _names(labels.get(label, ""))}
+        engine = labels.get("engine", "")
+        at, known = newest.get(engine, (-math.inf, set[str]()))
+        if value >= at:
+            newest[engine] = (value, names | known if value == at else names)
+    if not newest and ADAPTERS not in text:
+        return None
+    return frozenset(name for _, names in newest.values() for name in names)
+
+
+def labelled(text: str, metric: str) -> Iterator[tuple[dict[str, str], float]]:
+    """Labels and value of every sample of `metric` that has labels; other lines are passed over."""
+    for line in text.split("\n"):  # not at what else ends a line: a name may hold it
+        if not line.startswith(metric + "{"):
+            continue
+        inside, end, rest = line.removeprefix(metric).rpartition("}")
+        words = rest.split()
+        try:
+            value = float(words[0])
+        except (IndexError, ValueError):
+            continue
+        if end and not math.isnan(value):
+            labels = {
+                label: _ESCAPED.sub(_unescaped, given) for label, given in _LABEL.findall(inside)
+            }
+            yield labels, value
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+def _names(joined: str) -> Iterator[str]:
+    """The names in `A,B,C`. A name may hold a comma itself: what ends as an engine-side name does may begin at any
+    comma since the last one that did."""
+    pieces = joined.split(",")
+    first = 0
+    for at, piece in enumerate(pieces):
+        if piece.strip():
+            yield piece.strip()
+        # Of ",@0123abcd" the last piece is an ending alone, and needs something before it to be a name.
+        if of_engine_name(f"x{piece}") is not None:
+            for start in range(max(first, at - _MOST_COMMAS), at):
+                yield ",".join(pieces[start : at + 1])
+            first = at + 1
 
 
 def _total(values: Mapping[str, float], dialects: tuple[tuple[str, ...], ...]) -> int | None:

@@ -1,7 +1,8 @@
-"""Drives vLLM: `vllm serve` under the catalog's name, with the launch's key, asleep when it is parked.
+"""Drives vLLM: `vllm serve` under the catalog's name, with the launch's key, with adapters, asleep when it is parked.
 
-How it is put to sleep and woken is `sleep.py`'s affair. Its development routes, which parking needs, ask
-for no key: the engine listens on this machine alone and `PATHS` keeps gateways off them.
+How it is put to sleep and woken is `sleep.py`'s affair, how it loads adapters `lora.py`'s. Its development routes,
+which parking needs, ask for no key: the engine listens on this machine alone and `PATHS` keeps gateways off them,
+and off those that load adapters.
 """
 
 import os
@@ -12,10 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nodeagent.drivers import asking, metrics
+from nodeagent.drivers import asking, lora, metrics
 from nodeagent.drivers.driver import (
+    AdapterDone,
+    AdapterFault,
     Capabilities,
     EngineStart,
+    ListedAdapter,
     SecretMissing,
     SecretReader,
     StartRefused,
@@ -29,7 +33,7 @@ from schemas.node import EngineInfo
 from schemas.plan import Launch
 
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a gateway may forward. /sleep, /wake_up, /collective_rpc and the like stay the agent's."""
+"""What a gateway may forward. /sleep, /wake_up, /collective_rpc, the adapter routes and the like stay the agent's."""
 
 TELLING: Final = ("error: ", "Error: ", "ERROR ")
 """How vLLM marks why it does not start; argparse's own complaint comes first."""
@@ -40,6 +44,13 @@ _FIXED: Final = {"VLLM_NO_USAGE_STATS": "1"}
 """An engine tells nobody outside that it runs, and waits for nobody there."""
 
 _DEVELOPMENT: Final = "VLLM_SERVER_DEV_MODE"
+
+RUNTIME: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+"""Without it the routes that load adapters do not exist."""
+
+PREFIXES: Final = "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES"
+"""Folders, as a search path, below which an adapter may lie; front ends that know it load nothing from elsewhere."""
+
 _VERSION = re.compile(r"\d+\.\d+\S*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOLD_S: Final = 20.0
@@ -50,7 +61,7 @@ class VllmDriver:
     """Engine `vllm`. `vllm` is a path, or empty: looked up on PATH. `parking`: whether this node parks."""
 
     engine: EngineName = "vllm"
-    capabilities = Capabilities(parking=True)
+    capabilities = Capabilities(parking=True, adapters=True)
 
     def __init__(
         self,
@@ -58,11 +69,14 @@ class VllmDriver:
         environment: Mapping[str, str] | None = None,
         *,
         parking: bool = True,
+        adapter_root: Path | None = None,
     ) -> None:
-        """`environment` is what engines inherit; by default this process's own."""
+        """`environment` is what engines inherit; by default this process's own. `adapter_root` is the folder below
+        which this node keeps adapters, and all of its disk that an engine may load one from."""
         self._environment = inherited(os.environ if environment is None else environment)
         self._program = vllm or shutil.which("vllm", path=self._environment.get("PATH")) or ""
         self._parking = parking
+        self._adapter_root = adapter_root
 
     @property
     def present(self) -> bool:
@@ -77,6 +91,7 @@ class VllmDriver:
             version=f"vllm {version}" if version else "vllm",
             card_kinds=("cpu",) if "+cpu" in version else ("gpu",),
             park_ways=("sleep",) if self._parking else (),
+            adapters=self.capabilities.adapters,
         )
 
     def prepare(
@@ -94,6 +109,8 @@ class VllmDriver:
         if refused is not None:
             return refused
         wrong = vllm_flags.problems(launch.args)
+        if launch.adapters:
+            wrong += vllm_flags.lora_problems(launch.args, launch.adapters)
         if wrong:
             return StartRefused(code="invalid", sentence=wrong[0])
         if not self.present:
@@ -109,12 +126,18 @@ class VllmDriver:
         environment.pop(_DEVELOPMENT, None)
         if sleeps:
             environment[_DEVELOPMENT] = "1"
+        # Nor the routes that load adapters from anywhere, into an engine nobody keeps account of.
+        for name in (RUNTIME, PREFIXES):
+            environment.pop(name, None)
+        if launch.adapters:
+            environment |= self._adapter_variables()
         return EngineStart(
             argv=(
                 *(self._program, "serve", launch.source, *launch.args),
                 # Ours last: of a flag given twice argparse keeps the last.
                 *("--served-model-name", launch.model, "--host", host, "--port", str(port)),
                 *(("--enable-sleep-mode",) if sleeps else ()),
+                *vllm_flags.lora_args(launch.args, launch.adapters, launch.lora_rank),
             ),
             environment=environment,
             endpoint=f"http://{host}:{port}",
@@ -130,6 +153,14 @@ class VllmDriver:
         """Whether this launch is started so that it can be put to sleep: by default it is."""
         return self._parking and (launch.parking is None or launch.parking.way == "sleep")
 
+    def _adapter_variables(self) -> dict[str, str]:
+        root = str(self._adapter_root.absolute()) if self._adapter_root is not None else ""
+        if not root or os.pathsep in root:
+            # A list of folders cannot name that one. A front end with such a list then refuses every load and says
+            # which variable is missing, instead of looking in folders that are not ours.
+            return {RUNTIME: "1"}
+        return {RUNTIME: "1", PREFIXES: root}
+
     async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:
         """It answers when its health is 200. It says so while asleep as well: never ask a parked one."""
         answer = await asking.get(endpoint, health, key)
@@ -141,6 +172,32 @@ class VllmDriver:
         if answer is None or answer.status != 200:
             return EngineCounters()
         return metrics.counters(answer.body.decode(errors="replace"))
+
+    async def load_adapter(
+        self, endpoint: str, key: str, *, name: str, path: str, timeout_s: float
+    ) -> AdapterDone | AdapterFault:
+        """See `AdapterDriver`. `path` must lie below the driver's `adapter_root`."""
+        return await lora.load(endpoint, key, name=name, path=path, timeout_s=timeout_s)
+
+    async def unload_adapter(
+        self, endpoint: str, key: str, *, name: str, timeout_s: float
+    ) -> AdapterDone | AdapterFault:
+        """See `AdapterDriver`. Some front ends only forget the name: room in the engine's cache is not known by it."""
+        return await lora.unload(endpoint, key, name=name, timeout_s=timeout_s)
+
+    async def list_adapters(
+        self, endpoint: str, key: str
+    ) -> tuple[ListedAdapter, ...] | AdapterFault:
+        """See `AdapterDriver`. It lists names, whether their weights are in the engine's cache or not."""
+        return await lora.listed(endpoint, key)
+
+    async def running_adapters(self, endpoint: str, key: str) -> frozenset[str] | None:
+        """See `AdapterDriver`. A request that came since the engine's last step is not in it yet."""
+        return await lora.running(endpoint, key)
+
+    async def loads_adapters(self, endpoint: str, key: str) -> bool | None:
+        """See `AdapterDriver`."""
+        return await lora.has_routes(endpoint, key)
 
     def _version(self) -> str:
         """What is installed beside the program; else what it says itself, which takes it long."""

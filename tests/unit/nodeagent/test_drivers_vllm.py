@@ -190,7 +190,11 @@ def test_it_is_found_on_the_path_and_tells_its_version(tmp_path: Path) -> None:
     assert found.present
     told = found.info()
     assert told == EngineInfo(
-        name="vllm", version="vllm 0.32.0", card_kinds=("gpu",), park_ways=("sleep",)
+        name="vllm",
+        version="vllm 0.32.0",
+        card_kinds=("gpu",),
+        park_ways=("sleep",),
+        adapters=True,
     )
     # What is installed beside it is known without starting it, which takes vLLM seconds.
     Path(program).write_text("#!/bin/sh\nexit 3\n")
@@ -198,7 +202,9 @@ def test_it_is_found_on_the_path_and_tells_its_version(tmp_path: Path) -> None:
         parents=True
     )
     told = VllmDriver(program, ENVIRONMENT, parking=False).info()
-    assert told == EngineInfo(name="vllm", version="vllm 0.33.1+cpu", card_kinds=("cpu",))
+    assert told == EngineInfo(
+        name="vllm", version="vllm 0.33.1+cpu", card_kinds=("cpu",), adapters=True
+    )
 
 
 def test_a_program_that_tells_no_version_is_run_all_the_same(tmp_path: Path) -> None:
