@@ -91,13 +91,18 @@ def locked(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def drivers_of(settings: NodeagentSettings) -> dict[EngineName, Driver]:
-    """One driver per kind of engine this node can run; vLLM's where there is one."""
+def drivers_of(
+    settings: NodeagentSettings, adapter_root: Path | None = None
+) -> dict[EngineName, Driver]:
+    """One driver per kind of engine this node can run; vLLM's where there is one.
+
+    `adapter_root` is the folder below which this node keeps adapters for engines to load.
+    """
     drivers: dict[EngineName, Driver] = {
         "llamacpp": LlamacppDriver(settings.llama_server),
         "command": CommandDriver(),
     }
-    vllm = VllmDriver(settings.vllm, parking=settings.parking)
+    vllm = VllmDriver(settings.vllm, parking=settings.parking, adapter_root=adapter_root)
     if vllm.present:
         drivers["vllm"] = vllm
     return drivers
@@ -277,7 +282,7 @@ async def run(service: Service, ending: Ending) -> None:
     data = service.data
     user = service.nats_user(agent_user(service.id))
     secret = read_secret(node_secret_path(data, service.id))
-    drivers = drivers_of(settings)
+    drivers = drivers_of(settings, data / "files" / "sets")
     gpus = Nvml() if settings.gpus else None
     try:
         # Asking engines and the driver for their versions and cards loads libraries.

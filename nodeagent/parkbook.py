@@ -42,9 +42,12 @@ def ways_for(capabilities: Capabilities, ways: Mapping[ParkWay, Way]) -> tuple[P
 
 
 def told_of(driver: Driver, settings: NodeagentSettings, ways: Mapping[ParkWay, Way]) -> EngineInfo:
-    """An engine as the inventory tells of it, with the ways this node parks it by. Blocks as its `info`."""
+    """An engine as the inventory tells of it: with the ways this node parks it by, and whether it loads adapters.
+
+    Blocks as its `info`.
+    """
     found = ways_for(driver.capabilities, ways) if settings.parking else ()
-    return replace(driver.info(), park_ways=found)
+    return replace(driver.info(), park_ways=found, adapters=driver.capabilities.adapters)
 
 
 @dataclass(slots=True)

@@ -221,6 +221,7 @@ class Supervisor:
     def _ready(self, loaded: Loaded) -> None:
         held = self._held
         now = self._t.now()
+        can_adapt = self._t.drivers[held.replica.engine].capabilities.adapters
         replica = replace(
             held.replica,
             endpoint=loaded.start.endpoint,
@@ -229,6 +230,7 @@ class Supervisor:
             ready_at=now,
             was_ready=True,
             load_s=round(loaded.load_s, 4),
+            adapter_slots=held.launch.adapters if held.launch is not None and can_adapt else 0,
         )
         self._t.books.say(replace(held, replica=replica), ReplicaReady(load_s=replica.load_s))
         LOG.info("replica ready", extra={"replica": self._name, "load_s": replica.load_s})
