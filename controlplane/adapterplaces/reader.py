@@ -27,11 +27,15 @@ AT_ONCE: Final = 4
 
 
 class AdapterReader:
-    """The reader of one instance. `here` is what a person calls the machine it runs on."""
+    """The reader of one instance. `here` is what a person calls the machine it runs on; `retry_for_s` bounds all
+    tries to read a URL, as the registry's own setting those to read a repository."""
 
-    def __init__(self, registry: Registry, *, here: str) -> None:
+    def __init__(
+        self, registry: Registry, *, here: str, retry_for_s: float = web.RETRY_FOR_S
+    ) -> None:
         self._registry = registry
         self._here = here
+        self._retry_for_s = retry_for_s
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, task: ReadAdapter) -> AdapterRead | AdapterUnreadable:
@@ -58,7 +62,7 @@ class AdapterReader:
             case RepoSource() as named:
                 return await repository.find(self._registry, named)
             case WebSource() as named:
-                return await web.find(named)
+                return await web.find(named, retry_for_s=self._retry_for_s)
             case FolderSource() as named:
                 return await folder.find(named, here=self._here)
             case Refusal() as refusal:

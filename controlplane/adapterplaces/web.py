@@ -52,7 +52,7 @@ class _Got(Struct, frozen=True):
     ended: bool
 
 
-async def find(source: WebSource, *, retry_for_s: float = RETRY_FOR_S) -> Found:
+async def find(source: WebSource, *, retry_for_s: float) -> Found:
     """The adapter in the folder `source`. Raises RegistryFault (transient ones were tried again), Unreadable."""
     line = Line()
     try:
