@@ -25,7 +25,8 @@ class AccessLine(Struct, frozen=True, kw_only=True):
 
     `status` 499 with code `client_gone`: nobody was there to be answered. `moves` counts how often
     the request lost its replica. `why` is the reason of an answer that was cut. `scope` is the card
-    whose base URL was asked, as `node~card`.
+    whose base URL was asked, as `node~card`. `adapter` is the catalog's name of the adapter that was asked for,
+    `how` how it came to be there.
     """
 
     time: datetime
@@ -47,6 +48,8 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     moves: int = 0
     why: str = ""
     scope: str = ""
+    adapter: str = ""
+    how: str = ""
 
 
 class AccessLog:

@@ -9,13 +9,15 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import unknown
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.cors import preflight_headers
 from gateway.domain.names import Place
 from gateway.domain.oncards import is_served, missing_card, not_served
-from gateway.domain.status import model_card, model_list
+from gateway.domain.status import adapter_card, model_card, model_list
+from gateway.domain.table import Table
 from gateway.gateway import Gateway
 from gateway.http.messages import Request, Responder
 from gateway.metrics import CONTENT_TYPE, Metrics, Reading
@@ -127,6 +129,9 @@ class Admin:
             return missing
         scope = ANY_SCOPE if on is None else on.scope
         model = table.model(name)
+        adapter = table.adapter(name) if model is None else None
+        if adapter is not None:
+            return await self._adapter(table, adapter, name, respond, scope)
         if model is None:
             return unknown(name, synced=gateway.synced)
         if not is_served(table, model, scope):
@@ -138,6 +143,23 @@ class Admin:
             asked_as=name,
             waiting=gateway.room.by_model(None if on is None else scope).get(model.name, 0),
             ejected=gateway.standing().ejected,
+            scope=scope,
+        )
+        await respond.send(200, (JSON,), msgspec.json.encode(card))
+        return 200
+
+    async def _adapter(
+        self, table: Table, entry: AdapterEntry, name: str, respond: Responder, scope: str
+    ) -> Answer | int:
+        base = table.base_of(entry)
+        if base is not None and not is_served(table, base, scope):
+            return not_served(name, scope)
+        card = adapter_card(
+            table,
+            entry,
+            self._gateway.clock.now(),
+            asked_as=name,
+            ejected=self._gateway.standing().ejected,
             scope=scope,
         )
         await respond.send(200, (JSON,), msgspec.json.encode(card))
@@ -189,6 +211,13 @@ class Admin:
             "yard_gateway_unknown_events": one(
                 "Events of a newer type or version that were not folded.",
                 table.unknown_events if table is not None else 0,
+            ),
+            "yard_gateway_adapter_pins": one(
+                "Adapters in replicas that this gateway counts on.", len(gateway.pins)
+            ),
+            "yard_gateway_adapter_pins_trusted": one(
+                "Those of them that a request could be sent to without asking an agent.",
+                gateway.pins.trusted(gateway.clock.now_s()),
             ),
             "yard_gateway_ejected": one(
                 "Replicas that did not answer this gateway as they should.", len(gateway.ejected)

@@ -22,6 +22,7 @@ from events.secrets import read_secret, yard_secret_path
 from events.service import Service
 from gateway.accesslog import AccessLog
 from gateway.activator import Activator
+from gateway.adapters import Adapters
 from gateway.admin import Admin
 from gateway.beacons import Beacons
 from gateway.clock import LoopClock
@@ -40,6 +41,7 @@ from gateway.metrics import Metrics
 from gateway.probe import Prober
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
 from gateway.timeline import Timelines
+from schemas.beacons import AgentBeacon
 from schemas.settings import GatewaySettings
 
 log = logging.getLogger("gateway")
@@ -59,6 +61,7 @@ class RunningGateway:
     metrics: Metrics
     timelines: Timelines
     activator: Activator
+    adapters: Adapters
     client: EngineClient
     snapshots: SnapshotWriter
 
@@ -92,7 +95,13 @@ async def run_gateway(
     group = asyncio.TaskGroup()
     activator = Activator(gateway, events, metrics, new_command_id=new_id, spawn=group.create_task)
     prober = Prober(gateway, client, engine_key=engine_key, spawn=group.create_task)
-    beacons = Beacons(gateway, wire, metrics, incarnation=new_id())
+    incarnation = new_id()
+    adapters = Adapters(gateway, wire, metrics, incarnation=incarnation, spawn=group.create_task)
+
+    def beacon_told(n: int) -> None:
+        adapters.number = n
+
+    beacons = Beacons(gateway, wire, metrics, incarnation=incarnation, told=beacon_told)
     path = snapshot_path(data, gateway_id)
     snapshots = SnapshotWriter(gateway, path, metrics)
     synced = asyncio.Event()
@@ -116,7 +125,7 @@ async def run_gateway(
 
     gateway.on_model_gone = model_gone
     inference = Inference(
-        gateway, client, metrics, timelines, engine_key=engine_key, new_exchange=Exchange
+        gateway, client, metrics, timelines, adapters, engine_key=engine_key, new_exchange=Exchange
     )
     admin = Admin(gateway, metrics, timelines)
     access = access or AccessLog()
@@ -128,6 +137,8 @@ async def run_gateway(
         access,
         new_request_id=request_ids(secrets.token_hex(8)),
     )
+    # Before the first ask: what agents say of its pins must not be missed.
+    agents = await wire.on_beacon("agent", AgentBeacon, adapters.heard)
     try:
         async with group:
             tasks = [group.create_task(follower.run(), name="follower")]
@@ -146,10 +157,11 @@ async def run_gateway(
                     metrics=metrics,
                     timelines=timelines,
                     activator=activator,
+                    adapters=adapters,
                     client=client,
                     snapshots=snapshots,
                 )
-                await _drain(gateway, server, beacons)
+                await _drain(gateway, server, beacons, adapters)
             finally:
                 await server.close()
             # Nothing may follow the last word.
@@ -162,6 +174,7 @@ async def run_gateway(
             activator.close()
             prober.close()
     finally:
+        await agents.close()
         await client.close()
         gateway.close()
         access.flush()
@@ -207,14 +220,19 @@ async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:
     )
 
 
-async def _drain(gateway: Gateway, server: Server, beacons: Beacons) -> None:
+async def _drain(gateway: Gateway, server: Server, beacons: Beacons, adapters: Adapters) -> None:
     """New requests are turned away; running and waiting ones get their time."""
     drain_s = gateway.settings.drain_s
     gateway.draining = True
     beacons.edge(True)
     # Whoever still waits shortly before the end is told to come back instead of being cut off.
     loop = asyncio.get_running_loop()
-    dismissal = loop.call_later(max(drain_s - 1.0, drain_s / 2), gateway.dismiss_all)
+
+    def dismiss() -> None:
+        gateway.dismiss_all()
+        adapters.dismiss()
+
+    dismissal = loop.call_later(max(drain_s - 1.0, drain_s / 2), dismiss)
     try:
         cut = await server.drain(drain_s)
     finally:

@@ -1,11 +1,12 @@
 """Tells the yard what this gateway has in use: every second, and at once when it begins, ends or a drain comes.
 
-Beacons decide whether engines are stopped, so they only ever repeat what gateway/domain/usage.py counted;
-a beacon that is lost is replaced by the next.
+Beacons decide whether engines are stopped and adapters evicted, so they only ever repeat what
+gateway/domain/usage.py and pins.py counted; a beacon that is lost is replaced by the next.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from events.log import Wire
 from gateway.gateway import Gateway
@@ -25,11 +26,21 @@ EDGE_DELAY_S = 0.002
 class Beacons:
     """One task, `run`; `edge` wakes it."""
 
-    def __init__(self, gateway: Gateway, wire: Wire, metrics: Metrics, *, incarnation: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        wire: Wire,
+        metrics: Metrics,
+        *,
+        incarnation: str,
+        told: Callable[[int], None] = lambda n: None,
+    ) -> None:
+        """`told` hears each beacon's number the moment its contents are fixed."""
         self._gateway = gateway
         self._wire = wire
         self._metrics = metrics
         self._incarnation = incarnation
+        self._told = told
         self._n = 0
         self._due = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -51,6 +62,10 @@ class Beacons:
         """What is in use now; counts up `n`."""
         gateway = self._gateway
         self._n += 1
+        if leaving:
+            gateway.pins.clear()
+        pins = gateway.pins.tell(self._n, gateway.clock.now_s())
+        self._told(self._n)
         return GatewayBeacon(
             gateway=gateway.id,
             incarnation=self._incarnation,
@@ -61,6 +76,7 @@ class Beacons:
             waiting=gateway.room.by_model(),
             last_use_age_s=gateway.usage.last_use_age_s(gateway.clock.now_s()),
             leaving=leaving,
+            pins=pins,
         )
 
     async def run(self) -> None:

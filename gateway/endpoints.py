@@ -10,16 +10,20 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.adapterdesk import Seeking
+from gateway.adapters import Adapters, Elsewhere, Refused
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
+from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.http_rules import engine_request_headers
-from gateway.domain.model_rewrite import model_spans
+from gateway.domain.model_rewrite import Span, model_spans
 from gateway.domain.request_fields import FieldsProblem, read_fields
 from gateway.domain.routing import Loss, after_loss
 from gateway.gateway import Asked, Gateway, Run
 from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.client import EngineClient
+from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.messages import JSON_TYPE, Request, Responder
@@ -31,6 +35,9 @@ from schemas.replica import Replica
 
 log = logging.getLogger("gateway.endpoints")
 
+MOST_PEEKED = 64 * 1024
+"""So much of an engine's 404 is read to know whether it lost the adapter."""
+
 EngineKey = Callable[[Replica], str | None]
 """The key an engine of this launch asks for; None: it has none."""
 
@@ -39,12 +46,15 @@ EngineKey = Callable[[Replica], str | None]
 class Served:
     """How a request ended, for the access log and the counters. `scope` is that of a known card.
 
-    `to_count_s`: a wait that is in `waited_s` and not in the counters yet.
+    `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
+    be where it was asked: hit, joined, loaded or unpinned.
     """
 
     status: int = 0
     code: str = "ok"
     model: str = ""
+    adapter: str = ""
+    how: str = ""
     replica: str = ""
     scope: str = ""
     waited_s: float = 0.0
@@ -58,31 +68,39 @@ class Served:
 class Sending:
     """A request on its way to engines: what goes out is made once, however often it is sent.
 
-    `name` is the model's name or alias as the client gave it, `path` the engine's, `on` the card that
-    was asked.
+    `name` is the model's or adapter's name or alias as the client gave it, `path` the engine's, `on` the card
+    that was asked, `seeking` what a request for an adapter has met so far.
     """
 
-    __slots__ = ("_made", "_made_for", "name", "on", "path", "request")
+    __slots__ = ("_made", "_made_for", "_spans", "name", "on", "path", "request", "seeking")
 
     def __init__(self, request: Request, path: str, name: str, on: CardRef | None = None) -> None:
         self.request = request
         self.on = on
         self.path = path
         self.name = name
+        self.seeking: Seeking | None = None
         self._made: Outgoing | None = None
         self._made_for = ""
+        self._spans: list[Span] | None = None
 
     def made(self, model: str) -> Outgoing | None:
         """What `make` made for this model, if it did."""
         return self._made if self._made_for == model else None
 
+    async def spans(self) -> list[Span]:
+        """Where the body names its model."""
+        if self._spans is None:
+            self._spans = model_spans(await self.request.body.read_all())
+        return self._spans
+
     async def make(self, model: str) -> Outgoing:
-        """What an engine of `model` is sent, but for its key; an alias becomes the catalog's name."""
+        """What an engine that serves `model` under that name is sent, but for its key; an alias becomes the
+        catalog's name, an adapter's the engine-side one."""
         request = self.request
         body: BodySource = request.body
         if self.name != model:
-            spans = model_spans(await request.body.read_all())
-            body = PatchedBody(request.body, spans, msgspec.json.encode(model))
+            body = PatchedBody(request.body, await self.spans(), msgspec.json.encode(model))
         query = request.query.decode("latin-1")
         target = f"{self.path}?{query}" if query else self.path
         # The body is JSON whatever its label said.
@@ -110,6 +128,7 @@ class Inference:
         client: EngineClient,
         metrics: Metrics,
         timelines: Timelines,
+        adapters: Adapters,
         *,
         engine_key: EngineKey,
         new_exchange: Callable[[Callable[[], None]], Exchange],
@@ -118,6 +137,7 @@ class Inference:
         self._client = client
         self._metrics = metrics
         self._timelines = timelines
+        self._adapters = adapters
         self._engine_key = engine_key
         self._new_exchange = new_exchange
 
@@ -160,7 +180,12 @@ class Inference:
                 case Answer():
                     await reply(respond, decision, served)
                     return
-                case Wait(model=model, scope=scope):
+                case Wait(model=model, scope=scope, adapter=adapter):
+                    if adapter is not None:
+                        served.adapter = adapter.adapter.name
+                        sending.seeking = sending.seeking or Seeking(
+                            fields.model, timeline.request_id
+                        )
                     self._name(timeline, served, model)
                     if deadline_s is None:
                         deadline_s = gateway.clock.now_s() + gateway.wait_s
@@ -177,9 +202,23 @@ class Inference:
                 case Route(model=model):
                     self._name(timeline, served, model)
                     exchange = self._exchange(timeline)
-                    run = gateway.start(decision, exchange.abort)
+                    if decision.adapter is not None:
+                        served.adapter = decision.adapter.adapter.name
+                        sending.seeking = sending.seeking or Seeking(
+                            fields.model, timeline.request_id
+                        )
+                    begun = gateway.start(decision, exchange.abort, sending.seeking)
+                    if isinstance(begun, Answer):
+                        await reply(respond, begun, served)
+                        return
+                    run = begun
             try:
                 await self._run(run, exchange, sending, respond, timeline, served)
+            except Elsewhere:
+                continue
+            except Refused as refused:
+                await reply(respond, refused.answer, served)
+                return
             except _Lost as lost:
                 verdict = after_loss(lost.loss, unplanned_before=unplanned, planned_before=planned)
                 self._metrics.rerouted.labels(lost.loss).inc()
@@ -228,13 +267,22 @@ class Inference:
             scope,
             size_bytes=sending.request.body.size,
             deadline_s=deadline_s,
-            asked=Asked(name=sending.name, path=sending.path, abort=exchange.abort, on=sending.on),
+            asked=Asked(
+                name=sending.name,
+                path=sending.path,
+                abort=exchange.abort,
+                on=sending.on,
+                seeking=sending.seeking,
+            ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )
         if isinstance(ticket, Answer):
             return ticket
         try:
-            if sending.made(model.name) is None:
+            if sending.seeking is not None:
+                # Under which name its engine will serve the adapter is not known yet.
+                await sending.spans()
+            elif sending.made(model.name) is None:
                 await sending.make(model.name)
             outcome = await ticket.outcome
         except BaseException:
@@ -269,7 +317,10 @@ class Inference:
         timeline: Timeline,
         served: Served,
     ) -> None:
-        """Runs the request at a replica. Raises _Lost when that went away before the first byte."""
+        """Runs the request at a replica, once its adapter is there if it names one.
+
+        Raises _Lost when the replica went away before the first byte; Elsewhere and Refused as Adapters.
+        """
         gateway = self._gateway
         clock = gateway.clock
         replica = run.replica
@@ -277,19 +328,11 @@ class Inference:
         used = False
         try:
             assert replica.endpoint is not None, "routable replicas have an endpoint"
-            key = self._engine_key(replica)
             exchange.explain = lambda: gateway.why_broke(replica.id)
-            response = await self._client.send(
-                replica.endpoint,
-                sending.made(run.model) or await sending.make(run.model),
-                key=None if key is None else key.encode("ascii"),
-                exchange=exchange,
-            )
-            self._count_wait(served, run.model)
-            if response.status == 401:
-                # Whoever has that port now does not know this launch's key.
-                response.abort()
-                raise _Lost("not_this_launch", "the engine did not know this launch's key")
+            if run.adapted is None:
+                response = await self._send(run, run.model, exchange, sending, served)
+            else:
+                response = await self._send_to_adapter(run, exchange, sending, timeline, served)
 
             def first_byte() -> None:
                 nonlocal used
@@ -300,7 +343,7 @@ class Inference:
 
             relayed = await respond.relay(
                 response,
-                headers=(_waited(served),),
+                headers=self._headers(served),
                 model=sending.name if sending.name != run.model else None,
                 before_first_byte=first_byte,
             )
@@ -327,6 +370,75 @@ class Inference:
         first_s = timeline.marks.get("first_byte")
         if written_s is not None and first_s is not None:
             self._metrics.answered_first(run.model, first_s - written_s)
+
+    async def _send(
+        self, run: Run, model: str, exchange: Exchange, sending: Sending, served: Served
+    ) -> EngineResponse:
+        """The head of the engine's answer to the request under the name `model`."""
+        endpoint = run.replica.endpoint
+        assert endpoint is not None, "routable replicas have an endpoint"
+        key = self._engine_key(run.replica)
+        response = await self._client.send(
+            endpoint,
+            sending.made(model) or await sending.make(model),
+            key=None if key is None else key.encode("ascii"),
+            exchange=exchange,
+        )
+        self._count_wait(served, run.model)
+        if response.status == 401:
+            # Whoever has that port now does not know this launch's key.
+            response.abort()
+            raise _Lost("not_this_launch", "the engine did not know this launch's key")
+        return response
+
+    async def _send_to_adapter(
+        self, run: Run, exchange: Exchange, sending: Sending, timeline: Timeline, served: Served
+    ) -> EngineResponse:
+        """The same, once the adapter is there; an engine that lost it is given one more try (B29).
+
+        It said so before a byte went to the client, and nothing of the request was begun: sending it once more
+        is safe. A second time it is another replica's turn: an engine that forgets may do so for ever.
+        """
+        gone = ""
+        while True:
+            name = await self._secure(run, exchange, timeline, served, gone)
+            response = await self._send(run, name, exchange, sending, served)
+            if response.status != 404 or response.sse:
+                return response
+            head = await response.peek(MOST_PEEKED)
+            if not says_no_such_model(head):
+                return response
+            response.abort()
+            if gone:
+                self._adapters.give_up_on(run, "its engine does not keep it")
+                raise Elsewhere
+            gone = name
+            self._metrics.adapters_gone.inc()
+
+    async def _secure(
+        self, run: Run, exchange: Exchange, timeline: Timeline, served: Served, gone: str
+    ) -> str:
+        """The adapter's engine-side name, and what waiting for it took."""
+        clock = self._gateway.clock
+        began_s = clock.now_s()
+        try:
+            name = await self._adapters.secure(run, exchange, gone=gone)
+        finally:
+            adapted = run.adapted
+            served.how = (adapted.seeking.how if adapted is not None else None) or ""
+            if served.how != "hit":
+                waited_s = clock.now_s() - began_s
+                served.waited_s += waited_s
+                self._metrics.waited_for_adapter(run.model, waited_s)
+                timeline.mark("adapter_there", clock.now_s())
+        return name
+
+    def _headers(self, served: Served) -> tuple[tuple[bytes, bytes], ...]:
+        """Ours in an answer that is relayed, which is counted here as a use of its adapter."""
+        if not served.how:
+            return (_waited(served),)
+        self._metrics.count_adapter(served.model, served.how)
+        return (_waited(served), (b"x-yard-adapter", served.how.encode()))
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""

@@ -10,7 +10,9 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from gateway.adapterdesk import Adapted, AdapterDesk, Seeking
 from gateway.clock import Clock
+from gateway.domain.adapteranswers import loads_none_yet
 from gateway.domain.admission import (
     Keep,
     Refuse,
@@ -30,6 +32,7 @@ from gateway.domain.admission import (
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.oncards import no_cards_yet
+from gateway.domain.pins import Pins
 from gateway.domain.routing import (
     SERVING_PHASES,
     Loss,
@@ -39,10 +42,12 @@ from gateway.domain.routing import (
     loss_by_log,
 )
 from gateway.domain.table import (
+    AdapterTouched,
     Change,
     ModelTouched,
     NodeTouched,
     ReplicaChanged,
+    SlotsChanged,
     Table,
 )
 from gateway.domain.usage import Usage
@@ -67,7 +72,8 @@ DEFAULT_WAIT_S = GatewaySettings().wait_s
 class Run:
     """One request at one replica, counted as in use until `Gateway.finish`.
 
-    `abort` closes the engine's connection; `lost` says how the log ended it, when it did.
+    `abort` closes the engine's connection; `lost` says how the log ended it, when it did. `model` is the
+    catalog's; `adapted` is what a request for an adapter of it has there.
     """
 
     model: str
@@ -75,16 +81,21 @@ class Run:
     abort: Callable[[str], None]
     has_byte: bool = False
     lost: Loss | None = None
+    adapted: Adapted | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a waiting request will ask of an engine; `abort` as in Run."""
+    """What a waiting request will ask of an engine; `abort` as in Run.
+
+    `seeking` is what one for an adapter has met so far.
+    """
 
     name: str
     path: str
     abort: Callable[[str], None]
     on: CardRef | None = None
+    seeking: Seeking | None = None
 
 
 @dataclass(slots=True)
@@ -118,6 +129,7 @@ class Gateway:
         self.draining = False
         self.is_connected: Callable[[], bool] = lambda: False
         self.usage = Usage()
+        self.desk = AdapterDesk(clock)
         self.room = WaitingRoom(
             max_requests=settings.waiting_requests, max_bytes=settings.waiting_bytes
         )
@@ -133,6 +145,11 @@ class Gateway:
         self._runs: dict[str, set[Run]] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._grace_timers: set[asyncio.TimerHandle] = set()
+
+    @property
+    def pins(self) -> Pins:
+        """The adapters this gateway counts on."""
+        return self.desk.pins
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -161,11 +178,32 @@ class Gateway:
             return ""
         return on.scope
 
-    def start(self, route: Route, abort: Callable[[str], None]) -> Run:
-        """Chooses a replica of the route and counts the request on it, in one step."""
-        replica = choose(route.candidates, self.usage.by_replica, key=self.id)
-        assert replica is not None, "a route has candidates"
-        run = Run(route.model.name, replica, abort)
+    def start(
+        self, route: Route, abort: Callable[[str], None], seeking: Seeking | None = None
+    ) -> Run | Answer:
+        """Chooses a replica of the route and counts the request on it, in one step.
+
+        For an adapter it is counted under its pin there too, before anybody is asked: so nothing stops that
+        replica meanwhile. Then there may be none that would take it.
+        """
+        adapted: Adapted | None = None
+        if route.adapter is None:
+            replica = choose(route.candidates, self.usage.by_replica, key=self.id)
+            assert replica is not None, "a route has candidates"
+        else:
+            assert self.table is not None, "an adapter is found in a table"
+            chosen = self.desk.choose(
+                route.adapter,
+                route.candidates,
+                seeking or Seeking(route.adapter.adapter.name),
+                self.table.adapters,
+                self.usage.by_replica,
+                connected=self.is_connected(),
+            )
+            if isinstance(chosen, Answer):
+                return chosen
+            replica, adapted = chosen
+        run = Run(route.model.name, replica, abort, adapted=adapted)
         runs = self._runs.get(replica.id)
         if runs is None:
             runs = self._runs[replica.id] = set()
@@ -176,6 +214,8 @@ class Gateway:
 
     def finish(self, run: Run, *, used: bool) -> None:
         """Ends what `start` counted. `used`: the client got an answer from it."""
+        if run.adapted is not None:
+            self.desk.finish(run.adapted)
         runs = self._runs[run.replica.id]
         runs.discard(run)
         if not runs:
@@ -287,6 +327,8 @@ class Gateway:
                 self._rested(replica)
         for replica_id in [r for r in self.ejected if r not in table.replicas]:
             self.trust(replica_id)
+        for replica_id in () if before is None else before.replicas.keys() - table.replicas.keys():
+            self.desk.replica_over(replica_id)
         for key in self.room.waited_for():
             self._settle(key)
         for model in () if before is None else before.models.keys() - table.models.keys():
@@ -301,11 +343,14 @@ class Gateway:
         2. whoever waits for a touched model is released, answered, or waits on
         3. a drain is confirmed at once: the beacon carries a position behind that event
         4. of a parked one nothing is kept: it comes back proven, and not over an old connection
+        5. an adapter that is loaded no more is nobody's hit; who waits for one that nobody may load now is
+           answered
         """
         table = self.table
         assert table is not None, "changes come after a table"
         table.advance(position)
         touched: set[str] = set()
+        bases: set[str] = set()
         everybody = False
         draining = False
         for change in changes:
@@ -321,6 +366,7 @@ class Gateway:
                         self._rested(after)  # 4
                     if known.id not in table.replicas:
                         self.trust(known.id)
+                        self.desk.replica_over(known.id)
                         if known.endpoint is not None:
                             self.on_endpoint_gone(known.endpoint)
                     if after is not None and after.phase == "failed":
@@ -329,6 +375,10 @@ class Gateway:
                     touched.add(model)
                     if model not in table.models:
                         self._forget_model(model)
+                case AdapterTouched(base=base):
+                    bases.add(base)
+                case SlotsChanged(replica=replica_id, before=before, after=after):
+                    self.desk.places_changed(replica_id, before, after)  # 5
                 case NodeTouched():
                     everybody = True
                     self.on_node()
@@ -336,6 +386,8 @@ class Gateway:
         for key in self.room.waited_for():
             if everybody or key[0] in touched:
                 self._settle(key)  # 2
+        if bases:
+            self._refuse_adapters(bases)  # 5
         if draining:
             self.on_edge(True)  # 3
 
@@ -362,6 +414,16 @@ class Gateway:
         # Also when nobody is left: the wish that was open is decided or not needed any more.
         self.on_demand(key)
 
+    def _refuse_adapters(self, bases: set[str]) -> None:
+        """Answers those who wait for an adapter of these models that is not to be had any more."""
+        for ticket in list(self._tickets.values()):
+            asked, key = ticket.asked, ticket.waiter.key
+            if asked is None or key[0] not in bases or asked.name in (key[0], ""):
+                continue
+            decision = self.admit(asked.name, asked.path, accepted=True, on=asked.on)
+            if isinstance(decision, Answer) and self.room.leave(ticket.waiter.ticket):
+                self._resolve(key, (ticket.waiter,), decision)
+
     def _release(self, key: Key) -> None:
         """Begins a run for everybody who waits for `key`, in order of arrival.
 
@@ -383,7 +445,7 @@ class Gateway:
                         asked.name, asked.path, accepted=True, on=asked.on
                     )
                 if isinstance(decision, Route):
-                    outcome = self.start(decision, asked.abort)
+                    outcome = self.start(decision, asked.abort, asked.seeking)
                 elif isinstance(decision, Answer):
                     outcome = decision
             ticket.outcome.set_result(outcome)
@@ -434,6 +496,7 @@ class Gateway:
     def _rested(self, replica: Replica) -> None:
         """A replica was parked: what was suspected of it and every connection to it are of the past."""
         self.trust(replica.id)
+        self.desk.replica_over(replica.id)
         if replica.endpoint is not None:
             self.on_endpoint_gone(replica.endpoint)
 
@@ -447,8 +510,10 @@ class Gateway:
         """Nobody decided in time for those who joined until then."""
         table = self.table
         model, scope = key
-        if table is not None and table.routable(model, scope):
-            reply = out_of_reach(model)
+        if table is not None and (ready := table.routable(model, scope)):
+            # One that answers here can only be of no use to who waits for an adapter.
+            answers = any(r.id not in self._ejected_ids for r in ready)
+            reply = loads_none_yet(model) if answers else out_of_reach(model)
         elif table is not None and not table.may_ask_for(scope):
             reply = no_cards_yet(model, scope)
         else:

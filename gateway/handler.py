@@ -107,6 +107,8 @@ class RequestHandler:
                 model=served.model,
                 replica=served.replica,
                 scope=served.scope,
+                adapter=served.adapter,
+                how=served.how,
                 waited_ms=round(served.waited_s * 1000),
                 duration_ms=round((clock.now_s() - request.received_at) * 1000),
                 moves=served.moves,

@@ -48,6 +48,8 @@ class Metrics:
         self._of_card: dict[tuple[str, str, str], Counter] = {}
         self._of_first_byte: dict[str, Histogram] = {}
         self._of_wait: dict[str, Histogram] = {}
+        self._of_adapter: dict[tuple[str, str], Counter] = {}
+        self._of_adapter_wait: dict[str, Histogram] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
@@ -78,6 +80,32 @@ class Metrics:
             "yard_gateway_rerouted",
             "Requests that lost their replica before the first byte, by how.",
             ["loss"],
+            registry=self.registry,
+        )
+        self.adapters = Counter(
+            "yard_gateway_adapter_requests",
+            "Requests for adapters that were answered, by base model and how the adapter came to be there: "
+            "hit (loaded, nobody was asked or its agent only confirmed it), joined (somebody else's load), "
+            "loaded (by this request), unpinned (no agent could be asked).",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
+        self.adapter_waited = Histogram(
+            "yard_gateway_adapter_seconds",
+            "How long requests waited for an adapter that was no hit.",
+            ["model"],
+            buckets=(0.001, 0.003, *_WAIT_BUCKETS, 120),
+            registry=self.registry,
+        )
+        self.adapter_asks = Counter(
+            "yard_gateway_adapter_asks",
+            "Questions to agents about adapters, by what was answered.",
+            ["answer"],
+            registry=self.registry,
+        )
+        self.adapters_gone = Counter(
+            "yard_gateway_adapters_gone",
+            "Requests whose engine did not know an adapter it was said to have.",
             registry=self.registry,
         )
         self.activates = Counter(
@@ -119,6 +147,20 @@ class Metrics:
         child = self._of_wait.get(model)
         if child is None:
             child = self._of_wait[model] = self.waited.labels(model)
+        child.observe(seconds)
+
+    def count_adapter(self, model: str, outcome: str) -> None:
+        """A request for an adapter of `model` is being answered."""
+        child = self._of_adapter.get((model, outcome))
+        if child is None:
+            child = self._of_adapter[model, outcome] = self.adapters.labels(model, outcome)
+        child.inc()
+
+    def waited_for_adapter(self, model: str, seconds: float) -> None:
+        """A request waited so long for an adapter of `model`."""
+        child = self._of_adapter_wait.get(model)
+        if child is None:
+            child = self._of_adapter_wait[model] = self.adapter_waited.labels(model)
         child.observe(seconds)
 
     def answered_first(self, model: str, seconds: float) -> None:

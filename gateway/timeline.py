@@ -14,6 +14,7 @@ Mark = Literal[
     "joined",
     "activate_sent",
     "woken",
+    "adapter_there",
     "written_to_engine",
     "first_byte",
     "last_byte",

@@ -50,6 +50,8 @@ class EnsureAnswer(Struct, frozen=True, kw_only=True):
     code: str = ""
     sentence: str = ""
     until: datetime | None = None
+    known: bool = True
+    """Of a refusal: as in `schemas.slots.BadAdapter`."""
 
 
 class LoadAdapter(Struct, frozen=True, kw_only=True, tag_field="do", tag="load"):

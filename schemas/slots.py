@@ -44,6 +44,8 @@ class BadAdapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     until: datetime
     whose: Whose = "replica"
+    known: bool = True
+    """False: nobody knows these words of an engine. Two replicas that say them make it the adapter's fault."""
 
 
 class Slots(Struct, frozen=True, kw_only=True):

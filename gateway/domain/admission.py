@@ -9,6 +9,8 @@ from typing import Final, assert_never
 
 from msgspec import Struct
 
+from gateway.domain.adapteranswers import not_served_now
+from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.answers import (
     Answer,
     answer,
@@ -32,17 +34,19 @@ ON_ITS_WAY: Final = frozenset({"waiting", "fetching", "starting"})
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One of these, by routing.choose."""
+    """One of these: by routing.choose, or by adapters.choose for an adapter of the model."""
 
     model: Model
     candidates: tuple[Replica, ...]
+    adapter: AdapterEntry | None = None
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """Join the waiting room of (model, scope)."""
+    """Join the waiting room of (model, scope); `adapter` as in Route."""
 
     model: Model
     scope: str = ANY_SCOPE
+    adapter: AdapterEntry | None = None
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -71,11 +75,13 @@ def admit(
 
     1. this gateway is stopping: `draining`
     2. there is no table: `yard_unavailable`
-    3. no such card, or no model or alias of that name: `card_not_found`, `model_not_found`, which
-       only a synced table can say
+    3. no such card, or no model, adapter or alias of that name: `card_not_found`, `model_not_found`,
+       which only a synced table can say. An adapter is asked for as a use of its base: one that no
+       replica may load (yet) is told so, and starts nothing
     4. the model is off: `model_off`, and never anything that could start it
     5. a ready replica (on that card) that answers this gateway and publishes the path: routed; when it
-       is only the path that is missing, waiting would not help: `route_not_forwarded`
+       is only the path that is missing, waiting would not help: `route_not_forwarded`. For an adapter
+       only those that load some
     6. the model was given up or refused, and that stands: that code, at once
     7. it is being brought up: wait
     8. NATS is away, so nobody can be asked to start it: `yard_unavailable`, unless a replica is
@@ -97,30 +103,41 @@ def admit(
             return missing
         scope = on.scope
     model = table.model(name)
+    adapter: AdapterEntry | None = None
     if model is None:  # 3
-        return unknown(name, synced=standing.synced)
+        adapter = table.adapter(name)
+        if adapter is None:
+            return unknown(name, synced=standing.synced)
+        model = table.base_of(adapter)
+        off = model is not None and model.scaling.max == 0
+        told = None if off else not_served_now(adapter, model, name, now)
+        if told is not None:
+            return told
+        assert model is not None, "an adapter without its base is not served"
     if model.scaling.max == 0:  # 4
         return _off(model.name)
     ready = table.routable(model.name, scope)
     if standing.ejected:
         ready = tuple(r for r in ready if r.id not in standing.ejected)
+    if adapter is not None:
+        ready = tuple(r for r in ready if r.adapter_slots > 0)
     if ready:  # 5
         publishing = tuple(r for r in ready if path in r.paths)
         if not publishing:
             return answer("route_not_forwarded", f"The model {model.name!r} does not serve {path}.")
-        return Route(model=model, candidates=publishing)
+        return Route(model=model, candidates=publishing, adapter=adapter)
     entry = table.activation(model.name, scope)
     refused = standing_refusal(table, model.name, entry, now)
     if refused is not None:  # 6
         return refused
     if is_pending(entry):  # 7
-        return Wait(model=model, scope=scope)
+        return Wait(model=model, scope=scope, adapter=adapter)
     reachable = table.routable(model.name, scope)
     if not standing.connected and not reachable:  # 8
         return unavailable(model.name)
     if not reachable and not is_served(table, model, scope):  # 9
         return not_served(model.name, scope)
-    return Wait(model=model, scope=scope)  # 10
+    return Wait(model=model, scope=scope, adapter=adapter)  # 10
 
 
 class Release(Struct, frozen=True, kw_only=True):

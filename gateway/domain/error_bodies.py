@@ -96,5 +96,10 @@ def engine_error_body(status: int, content_type: bytes, body: bytes) -> bytes | 
     return error_body(status, code or "engine_error", message[:MAX_ENGINE_MESSAGE], param=param)
 
 
+def says_no_such_model(body: bytes) -> bool:
+    """Whether an engine's 404 says that it serves no such model, in whatever envelope and case."""
+    return b"does not exist" in body.lower()
+
+
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None

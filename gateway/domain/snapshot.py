@@ -9,10 +9,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.cards import NodeCards
 from gateway.domain.table import ActivationEntry, ModelEntry, RecordEntry, Table
 from schemas.node import NodeState
 from schemas.replica import Replica
+from schemas.slots import Slots
 
 FORMAT: Final = 1
 """Grows when the file's meaning changes; another number is treated like no file."""
@@ -31,6 +33,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
     nodestates: tuple[NodeState, ...] = ()
     nodes: tuple[NodeCards, ...] = ()
+    adapters: tuple[AdapterEntry, ...] = ()
+    slots: tuple[Slots, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -52,6 +56,8 @@ def take(table: Table, *, stream_id: str, stream_created: str) -> Snapshot:
         replicas=tuple(r for _, r in sorted(table.replicas.items())),
         nodestates=tuple(n for _, n in sorted(table.nodestates.items())),
         nodes=tuple(n for _, n in sorted(table.nodes.items())),
+        adapters=tuple(e for _, e in sorted(table.adapters.entries.items())),
+        slots=tuple(p.slots for _, p in sorted(table.adapters.places.items())),
     )
 
 
@@ -71,6 +77,10 @@ def restore(snapshot: Snapshot) -> Table:
         table.nodestates[state.node] = state
     for node in snapshot.nodes:
         table.nodes[node.node] = node
+    for adapter in sorted(snapshot.adapters, key=lambda e: e.seq):
+        table.adapters.put(adapter)
+    for slots in snapshot.slots:
+        table.adapters.fold_slots(slots.replica, slots)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Tells how each model of the catalog stands, in the shape of OpenAI's model list with fields of our own.
+"""Tells how each model and adapter of the catalog stands, in the shape of OpenAI's model list with fields of ours.
 
 A query: it reads the table and changes nothing, so listing models can never start one or keep it
 awake. Pure.
@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gateway.domain.adapteranswers import not_served_now
+from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import ON_ITS_WAY, standing_refusal
 from gateway.domain.answers import load_left_s
 from gateway.domain.oncards import is_served
@@ -27,13 +29,18 @@ ModelStatus = Literal[
     "quarantined",
     "parked",
     "idle",
+    "reading",
+    "fetching",
 ]
+"""The last two are of adapters whose files are not there yet."""
 
 
 class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of `GET /v1/models`. `id` is the name it was asked by, `model` the catalog name.
 
-    `reason` and `code` belong to refused and quarantined, `retry_after_s` to those and to a load.
+    `reason` and `code` belong to refused and quarantined, `retry_after_s` to those and to a load. Of an adapter
+    `parent` is its base and `root` its catalog name, never a path; `replicas_ready` are those of its base that
+    load adapters, `replicas_loaded` those that have it.
     """
 
     id: str
@@ -51,6 +58,10 @@ class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str | None = None
     reason: str | None = None
     retry_after_s: int | None = None
+    parent: str | None = None
+    root: str | None = None
+    replicas_loaded: int = 0
+    pinned: bool = False
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -93,6 +104,59 @@ def model_card(
         code=code,
         reason=reason,
         retry_after_s=retry_after_s,
+    )
+
+
+def adapter_card(
+    table: Table,
+    entry: AdapterEntry,
+    now: datetime,
+    *,
+    asked_as: str | None = None,
+    ejected: frozenset[str] = frozenset(),
+    scope: str = ANY_SCOPE,
+) -> ModelCard:
+    """How one adapter stands: as its base does, once it could be loaded at all."""
+    adapter = entry.adapter
+    base = table.base_of(entry)
+    ready = [
+        r
+        for r in table.routable(adapter.base, scope)
+        if r.id not in ejected and r.adapter_slots > 0
+    ]
+    status: ModelStatus
+    code: str | None = None
+    reason: str | None = None
+    retry_after_s: int | None = None
+    told = not_served_now(entry, base, asked_as or adapter.name, now)
+    if told is None:
+        status, code, reason, retry_after_s = _standing(
+            table, table.models[adapter.base], now, ready_count=len(ready), scope=scope
+        )
+    elif adapter.phase in ("reading", "fetching") and told.code == "model_loading":
+        status, retry_after_s = adapter.phase, told.retry_after_s
+    else:
+        status, code, reason = "refused", adapter.code or told.code, told.message
+    pin = table.adapters.pin(entry)
+    holders = [r for r in ready if (p := table.adapters.places.get(r.id)) and p.serves(pin)]
+    return ModelCard(
+        id=asked_as or adapter.name,
+        object="model",
+        created=int(entry.created.timestamp()),
+        owned_by="modelyard",
+        status=status,
+        model=adapter.name,
+        aliases=adapter.aliases,
+        context_length=None if base is None else base.context_length,
+        max_output=None if base is None else base.max_output,
+        replicas_ready=len(ready),
+        code=code,
+        reason=reason,
+        retry_after_s=retry_after_s,
+        parent=adapter.base,
+        root=adapter.name,
+        replicas_loaded=len(holders),
+        pinned=adapter.pinned,
     )
 
 
@@ -140,14 +204,29 @@ def model_list(
     ejected: frozenset[str] = frozenset(),
     scope: str = ANY_SCOPE,
 ) -> ModelList:
-    """Every model of the catalog that may run in the scope, by name; aliases are fields of theirs."""
+    """Every model of the catalog that may run in the scope, by name, and behind them every adapter of theirs that
+    may be asked for; aliases are fields."""
+    models = [e for _, e in sorted(table.models.items()) if is_served(table, e.model, scope)]
+    served = {e.model.name for e in models}
+    adapters = [
+        e
+        for _, e in sorted(table.adapters.entries.items())
+        if e.adapter.base in served and not_served_now(e, table.base_of(e), "", now) is None
+    ]
     return ModelList(
-        data=tuple(
-            model_card(
-                table, entry, now, waiting=waiting.get(name, 0), ejected=ejected, scope=scope
-            )
-            for name, entry in sorted(table.models.items())
-            if is_served(table, entry.model, scope)
+        data=(
+            *(
+                model_card(
+                    table,
+                    entry,
+                    now,
+                    waiting=waiting.get(entry.model.name, 0),
+                    ejected=ejected,
+                    scope=scope,
+                )
+                for entry in models
+            ),
+            *(adapter_card(table, e, now, ejected=ejected, scope=scope) for e in adapters),
         ),
         stale=stale,
     )

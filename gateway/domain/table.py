@@ -1,4 +1,4 @@
-"""Folds the log's events into what a request needs to know: names, ready replicas, activations, records.
+"""Folds the log's events into what a request needs to know: names, ready replicas, activations, records, adapters.
 
 The one mutable thing of the gateway's domain: its follower owns it and applies events in stream order;
 everybody else only reads. It must not ask a clock, do I/O or remember anything about requests, so that
@@ -12,15 +12,20 @@ from datetime import datetime
 from msgspec import Struct
 
 from events.log import Broken, Recorded
+from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
 from gateway.domain.cards import CardRef, KnownCard, NodeCards
 from schemas.activation import Activation
+from schemas.adapter import Adapter
 from schemas.cardnames import ANY_SCOPE, scope_of
 from schemas.model import Model
 from schemas.node import Node, NodeState
 from schemas.record import Record, RecordCleared
 from schemas.replica import TERMINAL_PHASES, Replica
+from schemas.slots import Slots
 
-NOUNS: frozenset[str] = frozenset({"model", "activation", "replica", "record", "node", "nodestate"})
+NOUNS: frozenset[str] = frozenset(
+    {"model", "adapter", "activation", "replica", "slots", "record", "node", "nodestate"}
+)
 """What this table is made of; the gateway follows these subjects and no others."""
 
 IGNORED_NOUNS: frozenset[str] = frozenset(
@@ -77,7 +82,24 @@ class NodeTouched(Struct, frozen=True, kw_only=True):
     node: str
 
 
-Change = ReplicaChanged | ModelTouched | NodeTouched
+class AdapterTouched(Struct, frozen=True, kw_only=True):
+    """Something a waiting request for this adapter of `base` must look at again."""
+
+    seq: int
+    adapter: str
+    base: str
+
+
+class SlotsChanged(Struct, frozen=True, kw_only=True):
+    """What a replica has loaded before and after one event; `after` None: its aggregate ended."""
+
+    seq: int
+    replica: str
+    before: Places | None
+    after: Places | None
+
+
+Change = ReplicaChanged | ModelTouched | NodeTouched | AdapterTouched | SlotsChanged
 
 NO_ACTIVATION = ActivationEntry(activation=None, rev=0, seq=0)
 
@@ -97,6 +119,7 @@ class Table:
     replicas: dict[str, Replica] = field(default_factory=dict)
     nodes: dict[str, NodeCards] = field(default_factory=dict)
     nodestates: dict[str, NodeState] = field(default_factory=dict)
+    adapters: AdapterTable = field(default_factory=AdapterTable)
     broken: dict[str, str] = field(default_factory=dict)
     unknown_events: int = 0
     _of_model: dict[str, dict[str, Replica]] = field(default_factory=dict)
@@ -110,6 +133,21 @@ class Table:
         """The model of that name or alias; a name wins over an alias."""
         entry = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
         return None if entry is None else entry.model
+
+    def adapter(self, name: str) -> AdapterEntry | None:
+        """The adapter a client means by `NAME` or `BASE:NAME`, where either may be an alias."""
+        return self.adapters.find(name, self._name_of_model)
+
+    def base_of(self, entry: AdapterEntry) -> Model | None:
+        """The model an adapter is for; None when that name is another model's by now."""
+        base = self.models.get(entry.adapter.base)
+        if base is None or base.model.incarnation != entry.adapter.base_incarnation:
+            return None
+        return base.model
+
+    def _name_of_model(self, name: str) -> str | None:
+        model = self.model(name)
+        return None if model is None else model.name
 
     def activation(self, model: str, scope: str = ANY_SCOPE) -> ActivationEntry:
         return self.activations.get((model, scope), NO_ACTIVATION)
@@ -229,6 +267,30 @@ class Table:
                     return None
                 self._fold_model(name, state if isinstance(state, Model) else None, item)
                 return ModelTouched(seq=item.seq, model=name)
+            case "adapter":
+                name = item.key[0]
+                before_entry = self.adapters.entries.get(name)
+                if not known and before_entry is not None:
+                    return None
+                adapter = state if isinstance(state, Adapter) else None
+                self.adapters.fold_adapter(name, adapter, item.time, item.seq)
+                ended = before_entry.adapter if before_entry is not None else None
+                base = adapter or ended
+                return AdapterTouched(
+                    seq=item.seq, adapter=name, base="" if base is None else base.base
+                )
+            case "slots":
+                replica_id = item.key[1]
+                before_places = self.adapters.places.get(replica_id)
+                if not known and before_places is not None:
+                    return None
+                self.adapters.fold_slots(replica_id, state if isinstance(state, Slots) else None)
+                return SlotsChanged(
+                    seq=item.seq,
+                    replica=replica_id,
+                    before=before_places,
+                    after=self.adapters.places.get(replica_id),
+                )
             case "activation":
                 key = (item.key[0], item.key[1])
                 if not known and key in self.activations:

@@ -256,6 +256,30 @@ class EngineResponse:
                 break
         return b"".join(pieces)[:limit]
 
+    async def peek(self, limit: int) -> bytes:
+        """The beginning of the raw body, framing included, once it is all there or holds `limit` bytes; whoever
+        consumes the response next still gets it. Raises EngineGone or BadEngineAnswer when it broke off before.
+        """
+        chunks = ChunkedBody() if self.framing == CHUNKED else None
+        seen = 0
+        while not self.ended and self._left >= 0:
+            for block in self._buffer[seen:]:
+                seen += 1
+                if chunks is not None:
+                    try:
+                        chunks.feed(block)
+                    except ChunkError:
+                        # Whoever consumes it meets the same, and says so.
+                        return b"".join(self._buffer)
+            whole = chunks.done if chunks is not None else 0 < self.framing <= self._buffered
+            if whole or self._buffered >= min(limit, HIGH_WATER):
+                break
+            if self._error is not None:
+                raise self._error
+            waiter = self._waiter = self._connection.loop.create_future()
+            await waiter
+        return b"".join(self._buffer)
+
     def pause(self) -> None:
         """Back-pressure: reads no more from the engine until resume()."""
         self._connection.pause()

@@ -23,6 +23,8 @@ class Seen:
 class FakeEngine:
     """`gate` closed: requests are read and then held before the first byte of their answer.
 
+    `names` are the adapters it knows besides its model, None: it does not look. An answer names, and its text
+    begins with, whatever was asked for; what it does not know gets vLLM's 404.
     `status` other than 200 answers that with an error of OpenAI's form. `drop_next` closes the
     connections of so many requests instead of answering. `pace_s` is between two tokens. `connections`
     counts all that were ever made.
@@ -35,6 +37,7 @@ class FakeEngine:
     status: int = 200
     drop_next: int = 0
     raw: bytes | None = None
+    names: set[str] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     seen: list[Seen] = field(default_factory=list)
@@ -148,23 +151,33 @@ class FakeEngine:
         await self.gate.wait()
         if self.raw is not None:
             writer.write(self.raw)
+        elif self.names is not None and seen.body["model"] not in {self.model, *self.names}:
+            told = f"The model `{seen.body['model']}` does not exist. Valid aliases: {self.model}."
+            error = {"message": told, "type": "NotFoundError", "param": None, "code": 404}
+            _send(writer, 404, {"error": error})
         elif self.status != 200:
             _send(writer, self.status, {"error": {"message": "no", "type": "t", "code": "c"}})
         elif seen.body.get("stream"):
-            await self._stream(writer)
+            await self._stream(writer, self._named(seen))
         else:
             text = " ".join(f"w{n}" for n in range(self.tokens))
+            if self.names is not None:
+                text = f"[{seen.body['model']}] {text}"
             choice = {"index": 0, "message": {"role": "assistant", "content": text}}
-            body = {"id": "x", "object": "chat.completion", "created": 1, "model": self.model}
+            body = {"id": "x", "object": "chat.completion", "created": 1}
+            body["model"] = self._named(seen)
             _send(writer, 200, {**body, "choices": [{**choice, "finish_reason": "stop"}]})
         await writer.drain()
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    def _named(self, seen: Seen) -> str:
+        return self.model if self.names is None else str(seen.body["model"])
+
+    async def _stream(self, writer: asyncio.StreamWriter, model: str) -> None:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
-        common = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": self.model}
+        common = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": model}
         for n in range(self.tokens):
             if self.pace_s:
                 await asyncio.sleep(self.pace_s)

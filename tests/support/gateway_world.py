@@ -22,6 +22,7 @@ from schemas.activation import (
     ActivationWaiting,
     ActivationWanted,
 )
+from schemas.adapter import Adapter, AdapterAdded, AdapterDeleted, AdapterReady, AdapterRefused
 from schemas.messages import TYPE_PREFIX, Event, State, tag_of
 from schemas.model import Model, ModelAdded, ModelChanged, ModelDeleted, Profile, Scaling
 from schemas.node import (
@@ -45,6 +46,7 @@ from schemas.replica import (
     ReplicaStopped,
     ReplicaWaiting,
 )
+from schemas.slots import BadAdapter, Slot, Slots, SlotsDeleted, SlotsDrifted
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CHAT = "/v1/chat/completions"
@@ -89,6 +91,44 @@ def a_node(node: str = "n1", *ids: str, **fields: Any) -> Node:
     cards += [CardInfo(id=id, kind="gpu", memory_bytes=1 << 30) for id in ids]
     defaults: dict[str, Any] = {"cards": tuple(cards), "running": True, "started_at": NOW}
     return Node(id=node, **(defaults | fields))
+
+
+def an_adapter(name: str = "poet", **fields: Any) -> Adapter:
+    """Ready, of the model `m`, unless told otherwise."""
+    base = fields.setdefault("base", "m")
+    defaults: dict[str, Any] = {
+        "incarnation": f"inc-{name}",
+        "base_incarnation": f"inc-{base}",
+        "phase": "ready",
+        "since": NOW,
+        "version": f"{sum(name.encode()):012x}",
+    }
+    return Adapter(name=name, **(defaults | fields))
+
+
+def a_slot(adapter: str | Adapter, **fields: Any) -> Slot:
+    """The place of the present version of an adapter, of one by name as `an_adapter` makes it."""
+    of = an_adapter(adapter) if isinstance(adapter, str) else adapter
+    return Slot(adapter=of.name, **({"version": of.version, "since": NOW} | fields))
+
+
+def a_failure(adapter: str | Adapter, **fields: Any) -> BadAdapter:
+    """A load of it that failed, remembered for a minute."""
+    of = an_adapter(adapter) if isinstance(adapter, str) else adapter
+    defaults: dict[str, Any] = {
+        "version": of.version,
+        "code": "load_failed",
+        "reason": "the engine said no",
+        "until": NOW + timedelta(seconds=60),
+    }
+    return BadAdapter(adapter=of.name, **(defaults | fields))
+
+
+def some_slots(replica: str = "r-1", *loaded: str | Adapter | Slot, **fields: Any) -> Slots:
+    """What the agent tells of a replica's adapters."""
+    places = tuple(s if isinstance(s, Slot) else a_slot(s) for s in loaded)
+    defaults: dict[str, Any] = {"node": "n1", "model": "m", "epoch": 1, "limit": 4, "since": NOW}
+    return Slots(replica=replica, loaded=places, **(defaults | fields))
 
 
 def an_activation(phase: ActivationPhase = "loading", **fields: Any) -> Activation:
@@ -163,6 +203,26 @@ class Story:
     def replica(self, id: str = "r-1", phase: ReplicaPhase = "ready", **fields: Any) -> Recorded:
         state = a_replica(id, phase, **fields)
         return self.event("replica", (state.node, id), _REPLICA_EVENTS[phase], state)
+
+    def adapter(self, name: str = "poet", **fields: Any) -> Recorded:
+        state = an_adapter(name, **fields)
+        event: Event = AdapterAdded(by="test")
+        if state.phase == "ready":
+            event = AdapterReady(version=state.version)
+        elif state.phase == "refused":
+            event = AdapterRefused(code=state.code)
+        return self.event("adapter", (name,), event, state)
+
+    def adapter_gone(self, name: str = "poet") -> Recorded:
+        return self.event("adapter", (name,), AdapterDeleted(), None)
+
+    def slots(self, replica: str = "r-1", *loaded: str | Adapter | Slot, **fields: Any) -> Recorded:
+        """What is loaded in a replica, as its agent tells it."""
+        state = some_slots(replica, *loaded, **fields)
+        return self.event("slots", (state.node, replica), SlotsDrifted(), state)
+
+    def slots_gone(self, replica: str = "r-1", node: str = "n1") -> Recorded:
+        return self.event("slots", (node, replica), SlotsDeleted(), None)
 
     def activation(self, phase: ActivationPhase = "loading", **fields: Any) -> Recorded:
         state = an_activation(phase, **fields)

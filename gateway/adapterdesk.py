@@ -1,0 +1,202 @@
+"""Chooses the replica of a request for an adapter and counts it under its pin, in one step.
+
+It holds what this gateway knows of adapters beside the table: its pins, and which agents are silent. Synchronous
+and without I/O, like the gateway it belongs to: agents are asked by gateway/adapters.py, where policy is not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.clock import Clock
+from gateway.domain import adapters
+from gateway.domain.adapteranswers import at_fault, nobody_answers, not_loaded
+from gateway.domain.adapters import AdapterAtFault, Chosen, Known, NoneLeft, Shun
+from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
+from gateway.domain.answers import Answer
+from gateway.domain.pins import Held, Pins
+from schemas.adapternames import engine_name
+from schemas.replica import Replica
+from schemas.slots import BadAdapter
+
+HOW = Literal["hit", "joined", "loaded", "unpinned"]
+
+SILENT_S: Final = 5.0
+"""An agent that left a question open is not asked again for so long, unless it is heard of before."""
+
+ABSENT_S: Final = 1.0
+"""One that is not there at all: a new one is there in a moment."""
+
+
+@dataclass(slots=True)
+class Seeking:
+    """What one request for an adapter has met so far, however many replicas it went to.
+
+    `refused` are replicas that said no, with what they said. `later` are tried after all others: their agent is
+    silent, or they have no place now. Times are seconds of the gateway's clock, None: not yet. `how` is the
+    outcome: a load that this request began stays one, whatever its next answer says.
+    """
+
+    name: str
+    request_id: str = ""
+    refused: dict[str, BadAdapter] = field(default_factory=dict)
+    later: set[str] = field(default_factory=set)
+    asked_s: dict[str, float] = field(default_factory=dict)
+    unheard_since_s: float | None = None
+    full_since_s: float | None = None
+    began_load: bool = False
+    how: HOW | None = None
+    asked_again: bool = False
+
+    def put_off(self, replica: str, others: int) -> bool:
+        """Tries another one first. Whether every one was put off by now: then it is time to pause."""
+        everybody = len(self.later - {replica}) >= others
+        if everybody:
+            self.later.clear()
+        self.later.add(replica)
+        return everybody
+
+
+@dataclass(slots=True)
+class Adapted:
+    """What a run for an adapter has in its replica. `listed`: its slots tell that it is loaded there under
+    `listed_name`. `others`: how many more replicas may be tried."""
+
+    entry: AdapterEntry
+    pin: str
+    held: Held
+    seeking: Seeking
+    listed: bool
+    listed_name: str
+    others: int
+
+
+class AdapterDesk:
+    """The pins of one gateway, and its choices among replicas."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.pins = Pins()
+        self._silent_until_s: dict[str, float] = {}
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        entry: AdapterEntry,
+        candidates: tuple[Replica, ...],
+        seeking: Seeking,
+        table: AdapterTable,
+        inflight: Mapping[str, int],
+        *,
+        connected: bool,
+    ) -> tuple[Replica, Adapted] | Answer:
+        """A replica, with this request counted under its pin there; or why there is none.
+
+        1. without a connection nobody can be asked: only replicas that have it count
+        2. silent agents come last, unless what they have loaded is known
+        3. then gateway/domain/adapters.py chooses
+        """
+        now_s, now = self._clock.now_s(), self._clock.now()
+        pin = table.pin(entry)
+        pinned: list[str] = []
+        held: list[str] = []
+        for replica in candidates:
+            known = self.pins.get(replica.id, pin)
+            if known is None:
+                continue
+            if known.engine_name or known.asks:
+                held.append(replica.id)
+            if known.is_trusted(now_s):
+                pinned.append(replica.id)
+        later = seeking.later
+        if not connected:  # 1
+            candidates = tuple(
+                r
+                for r in candidates
+                if r.id in pinned or ((p := table.places.get(r.id)) is not None and p.serves(pin))
+            )
+            if not candidates:
+                return nobody_answers(seeking.name)
+        elif self._silent_until_s:  # 2
+            later = later | {
+                r.id
+                for r in candidates
+                if self.is_silent(r.node)
+                and r.id not in pinned
+                and not ((p := table.places.get(r.id)) is not None and p.serves(pin))
+            }
+        chosen = adapters.choose(  # 3
+            candidates,
+            adapter=entry.adapter.name,
+            pin=pin,
+            places=table.places,
+            known=Known(pinned=pinned, held=held, loading=self.pins.loading),
+            inflight=inflight,
+            now=now,
+            shun=Shun(refused=seeking.refused, later=later),
+        )
+        match chosen:
+            case AdapterAtFault(bad=bad):
+                return at_fault(seeking.name, bad.reason)
+            case NoneLeft(bad=bad):
+                if bad is None:
+                    return nobody_answers(seeking.name)
+                return not_loaded(seeking.name, bad.reason, until=bad.until, now=now)
+            case Chosen(replica=replica, listed=listed, others=others):
+                return replica, Adapted(
+                    entry=entry,
+                    pin=pin,
+                    held=self.pins.begin(replica.node, replica.id, pin, now_s),
+                    seeking=seeking,
+                    listed=listed,
+                    listed_name=_listed_name(table.places.get(replica.id), pin, entry),
+                    others=others,
+                )
+
+    def finish(self, adapted: Adapted) -> None:
+        """The request is over there."""
+        self.pins.end(adapted.held, self._clock.now_s())
+
+    # -- agents ----------------------------------------------------------------------------------
+
+    def is_silent(self, node: str) -> bool:
+        """Whether its agent left a question open a moment ago."""
+        until_s = self._silent_until_s.get(node)
+        if until_s is None:
+            return False
+        if until_s > self._clock.now_s():
+            return True
+        del self._silent_until_s[node]
+        return False
+
+    def unheard(self, node: str, waited_s: float) -> None:
+        """Its agent did not answer for so long; at once means that there is none."""
+        silent_s = SILENT_S if waited_s > ABSENT_S else ABSENT_S
+        self._silent_until_s[node] = self._clock.now_s() + silent_s
+
+    def heard(self, node: str) -> None:
+        """Its agent is there."""
+        self._silent_until_s.pop(node, None)
+
+    # -- changes of the table --------------------------------------------------------------------
+
+    def places_changed(self, replica: str, before: Places | None, after: Places | None) -> None:
+        """What was loaded by the log and is not any more, or is leaving, is nobody's hit.
+
+        What is only not told yet stays: events follow the agent's answers.
+        """
+        for pin in () if before is None else before.loaded:
+            if after is None or not after.serves(pin):
+                self.pins.revoke(replica, pin)
+
+    def replica_over(self, replica: str) -> None:
+        """The launch is over, or parked."""
+        self.pins.forget_replica(replica)
+
+
+def _listed_name(places: Places | None, pin: str, entry: AdapterEntry) -> str:
+    """What the log says its engine serves it under."""
+    slot = None if places is None else places.loaded.get(pin)
+    usual = engine_name(entry.adapter.name, entry.adapter.version)
+    return usual if slot is None else slot.engine_name or usual
