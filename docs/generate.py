@@ -139,6 +139,7 @@ def permissions(_: str) -> str:
 DIAGRAMS: Final[Mapping[str, str]] = {
     "replica": "nodeagent.domain.lifecycle",
     "activation": "controlplane.domain.activation",
+    "adapter": "controlplane.domain.adapters",
 }
 BLOCK: Final = re.compile(
     r"(<!-- begin generated: (\w+) -->\n)(.*?)(<!-- end generated: \2 -->)", re.DOTALL
