@@ -1,4 +1,4 @@
-"""The agent's books: what it holds and its ports (and its cards), kept the same in memory, journal and report.
+"""The agent's books: what it holds, its slots and ports (and its cards), the same in memory, journal and report.
 
 Every change is one synchronous step, so a decision and what it reserves are never apart. Each replica
 event is checked against the table of transitions. It decides nothing and does no I/O of its own.
@@ -18,6 +18,7 @@ from nodeagent.domain.lifecycle import next_phase
 from nodeagent.journal import (
     DropEnded,
     DropHeld,
+    DropSlots,
     Entry,
     Journal,
     KnownPlan,
@@ -25,8 +26,9 @@ from nodeagent.journal import (
     PutHeld,
     PutPlan,
     PutPorts,
+    PutSlots,
 )
-from nodeagent.ownlog import replica_subject
+from nodeagent.ownlog import replica_subject, slots_subject
 from nodeagent.reporter import Reporter
 from schemas.messages import tag_of
 from schemas.plan import Plan, Stop
@@ -47,6 +49,7 @@ from schemas.replica import (
     ReplicaWaiting,
     ReplicaWithdrawn,
 )
+from schemas.slots import Slots, SlotsDeleted, SlotsEvent
 
 
 def event_of(held: Held) -> ReplicaEvent:
@@ -101,6 +104,7 @@ class Books(CardBooks):
         )
         self.used: set[str] = set(memory.used)
         self.ended: dict[str, datetime] = dict(memory.ended)
+        self.slots: dict[str, Slots] = dict(memory.slots)
         self.known: KnownPlan | None = memory.plan
         self.knows_ports = memory.ports is not None
         self._ports = memory.ports or book
@@ -170,6 +174,48 @@ class Books(CardBooks):
         self.held[held.replica.id] = held
         return self._journal.write(PutHeld(held=held))
 
+    # Slots.
+
+    def say_slots(
+        self, slots: Slots, event: SlotsEvent, *, reason: str = "", cause: str = ""
+    ) -> None:
+        """Makes `slots` the truth about the adapters of one replica, and reports it."""
+        self.slots[slots.replica] = slots
+        entry = self._slots_entry(slots.replica, slots, event, reason, cause or None)
+        self._write([PutSlots(slots=slots)], [entry])
+
+    def note_slots(self, slots: Slots) -> None:
+        """Remembers what of a replica's slots is no event."""
+        self.slots[slots.replica] = slots
+        self._journal.write(PutSlots(slots=slots))
+
+    def slots_told(self, told: dict[str, Slots]) -> None:
+        """Takes over the slots that only the log knew."""
+        for name, slots in told.items():
+            if name not in self.slots:
+                self.note_slots(slots)
+
+    def end_slots(self, name: str) -> None:
+        """Writes the tombstone of a replica's slots, if anything was ever said of them."""
+        if self.slots.pop(name, None) is None:
+            return
+        entry = self._slots_entry(name, None, SlotsDeleted(), "its replica ended long ago", None)
+        self._write([DropSlots(replica=name)], [entry])
+
+    def _slots_entry(
+        self, replica: str, slots: Slots | None, event: SlotsEvent, reason: str, cause: str | None
+    ) -> Entry:
+        n, self._next_n = self._next_n, self._next_n + 1
+        return Entry(
+            n=n,
+            subject=slots_subject(self.node, replica, self._prefix),
+            event=event,
+            time=self._now(),
+            slots=slots,
+            reason=reason,
+            causationid=cause,
+        )
+
     def take_port(self, is_free: Callable[[int], bool]) -> int:
         """The port of the next engine, remembered as given. Raises ports.NoPort."""
         port, self._ports = ports.give(self._ports, self._now(), is_free)
@@ -197,7 +243,8 @@ class Books(CardBooks):
             self._journal.write(DropHeld(replica=replica.id, at=replica.since))
 
     def end_subject(self, name: str) -> None:
-        """Writes the tombstone of an ended replica."""
+        """Writes the tombstones of an ended replica: of its slots first, or nobody would ever end those."""
+        self.end_slots(name)
         del self.ended[name]
         entry = self._entry(None, ReplicaDeleted(), self._now(), "ended long ago", None, name)
         self._write([DropEnded(replica=name)], [entry])

@@ -22,6 +22,7 @@ from nodeagent.supervisor import Supervisor
 from nodeagent.tools import Tools
 from schemas.node import CardInfo
 from schemas.replica import TERMINAL_PHASES, Replica
+from schemas.slots import SlotsDrifted
 
 LOG = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Inheritance:
         """Settles what only the log knows, and kills what nobody knows."""
         known = self._books.known
         self._books.cards_told(own.cards)
+        self._books.slots_told(own.slots)
         self._books.set_up_cards(self._infos)
         for name, told in sorted(own.replicas.items()):
             if not self._books.knows_ports:
@@ -125,6 +127,13 @@ class Inheritance:
                 self._books.repeat(name)
         for card in sorted(self._books.cards):
             self._books.repeat_card(card)
+        for name, slots in sorted(self._books.slots.items()):
+            known = name in self._books.held or name in self._books.ended
+            if not known and name not in own.replicas:
+                # Its replica's subject was ended by an agent that did not live to end this one.
+                self._books.end_slots(name)
+            elif all_of_it or own.slots.get(name) is None:
+                self._books.say_slots(slots, SlotsDrifted(), reason="said again by its agent")
 
     def _settle(self, name: str, held: Held, told: Replica | None) -> None:
         process = self._processes.get(name)

@@ -1,4 +1,4 @@
-"""Keeps what the agent must not forget when it is killed: replicas, cards, ports, its plan, unsent events.
+"""Keeps what the agent must not forget when it is killed: replicas, cards, slots, ports, its plan, unsent events.
 
 One sqlite file, one writer task, many changes per transaction. It is a memory, not the truth: with the
 file gone the agent rebuilds itself from the log and from the living engines. It decides nothing.
@@ -21,6 +21,7 @@ from nodeagent.domain.ports import PortBook
 from schemas.card import Card, CardEvent
 from schemas.plan import Plan
 from schemas.replica import Replica, ReplicaEvent
+from schemas.slots import Slots, SlotsEvent
 
 LOG = logging.getLogger(__name__)
 
@@ -47,16 +48,17 @@ class JournalFault(Exception):
 class Entry(Struct, frozen=True, kw_only=True):
     """An event on its way to the log: `n` is its place in the order, `time` when it happened.
 
-    Exactly one of `replica` and `card` is the state after it; a tombstone has neither. `batch` is the `n`
+    Exactly one of `replica`, `card` and `slots` is the state after it; a tombstone has none. `batch` is the `n`
     of the first of those that are one change: the log gets all of them or none. 0: it stands alone.
     """
 
     n: int
     subject: str
-    event: ReplicaEvent | CardEvent
+    event: ReplicaEvent | CardEvent | SlotsEvent
     time: datetime
     replica: Replica | None = None
     card: Card | None = None
+    slots: Slots | None = None
     reason: str = ""
     causationid: str | None = None
     batch: int = 0
@@ -96,6 +98,16 @@ class PutCard(Struct, frozen=True, kw_only=True):
     card: Card
 
 
+class PutSlots(Struct, frozen=True, kw_only=True):
+    slots: Slots
+
+
+class DropSlots(Struct, frozen=True, kw_only=True):
+    """The subject of a replica's slots was ended."""
+
+    replica: str
+
+
 class Queue(Struct, frozen=True, kw_only=True):
     entry: Entry
 
@@ -112,7 +124,18 @@ class PutPorts(Struct, frozen=True, kw_only=True):
     book: PortBook
 
 
-Change = PutHeld | DropHeld | DropEnded | PutCard | Queue | Sent | PutPlan | PutPorts
+Change = (
+    PutHeld
+    | DropHeld
+    | DropEnded
+    | PutCard
+    | PutSlots
+    | DropSlots
+    | Queue
+    | Sent
+    | PutPlan
+    | PutPorts
+)
 
 
 @dataclass(slots=True)
@@ -124,6 +147,7 @@ class Memory:
 
     held: dict[str, Held] = field(default_factory=dict)
     cards: dict[str, Card] = field(default_factory=dict)
+    slots: dict[str, Slots] = field(default_factory=dict)
     unsent: list[Entry] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     ended: dict[str, datetime] = field(default_factory=dict)
@@ -145,6 +169,10 @@ def _rows(change: Change) -> tuple[_Row, ...]:
             return (("used", replica, Used()),)
         case PutCard(card=card):
             return (("card", card.id, card),)
+        case PutSlots(slots=slots):
+            return (("slots", slots.replica, slots),)
+        case DropSlots(replica=replica):
+            return (("slots", replica, None),)
         case Queue(entry=entry):
             return (("unsent", str(entry.n), entry),)
         case Sent(n=n):
@@ -293,6 +321,8 @@ async def _read(database: aiosqlite.Connection) -> Memory:
                 memory.held[key] = unpack(body, type=Held)
             case "card":
                 memory.cards[key] = unpack(body, type=Card)
+            case "slots":
+                memory.slots[key] = unpack(body, type=Slots)
             case "unsent":
                 memory.unsent.append(unpack(body, type=Entry))
             case "used":

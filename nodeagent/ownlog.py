@@ -13,6 +13,7 @@ from events.subjects import encode_token, event_subject
 from schemas.card import Card
 from schemas.node import Node
 from schemas.replica import Replica, ReplicaStarting
+from schemas.slots import Slots
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class OwnSubjects:
     node_epoch: int = 0
     cards: dict[str, Card] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
+    slots: dict[str, Slots] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
 
@@ -65,6 +67,10 @@ def card_subject(node: str, card: str, prefix: str) -> str:
 
 def replica_subject(node: str, replica: str, prefix: str) -> str:
     return event_subject("replica", node, replica, prefix=prefix)
+
+
+def slots_subject(node: str, replica: str, prefix: str) -> str:
+    return event_subject("slots", node, replica, prefix=prefix)
 
 
 def plan_subject(node: str, prefix: str) -> str:
@@ -88,13 +94,14 @@ async def read_subjects(log: EventLog, subjects: str) -> list[Recorded | Broken]
 
 
 async def read_own(log: EventLog, node: str, prefix: str) -> OwnSubjects:
-    """Three passes: the node, its cards, its replicas. Waits for the server as long as it takes."""
+    """A pass each: the node, its cards, its replicas, their slots. Waits for the server as long as it takes."""
     own = OwnSubjects()
     token = encode_token(node)
     filters = (
         node_subject(node, prefix),
         f"{prefix}.evt.card.{token}.*",
         f"{prefix}.evt.replica.{token}.*",
+        f"{prefix}.evt.slots.{token}.*",
     )
     for subjects in filters:
         for item in await read_subjects(log, subjects):
@@ -110,6 +117,8 @@ async def read_own(log: EventLog, node: str, prefix: str) -> OwnSubjects:
                     own.cards[state.id] = state
                 case Replica() as state:
                     own.replicas[state.id] = state
+                case Slots() as state:
+                    own.slots[state.replica] = state
                 case _:  # a tombstone, or a version this program cannot read: its head is enough
                     pass
             if isinstance(last.event, ReplicaStarting) and isinstance(last.state, Replica):

@@ -28,6 +28,7 @@ from nodeagent.ownlog import Head, read_subjects
 from schemas.card import CardDeleted
 from schemas.messages import tag_of
 from schemas.replica import ReplicaDeleted
+from schemas.slots import SlotsDeleted
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Deposed(Exception):
 
 
 class Reporter:
-    """The one writer of replica and card events of this node. `run` must be a live task."""
+    """The one writer of replica, card and slots events of this node. `run` must be a live task."""
 
     def __init__(
         self,
@@ -81,10 +82,11 @@ class Reporter:
         return len(self._queue)
 
     def unreported(self) -> frozenset[str]:
-        """Replicas with events that the log does not have yet."""
+        """Replicas with events of their own that the log does not have yet."""
         return frozenset(
             entry.subject.rsplit(".", 1)[-1] if entry.replica is None else entry.replica.id
             for entry, _ in self._queue
+            if entry.slots is None and not isinstance(entry.event, SlotsDeleted)
         )
 
     def on_stored(self, listener: Stored) -> None:
@@ -234,7 +236,7 @@ class Reporter:
         return tuple(drafts)
 
     def _draft(self, entry: Entry, head: Head, epoch: int) -> Draft:
-        state = entry.replica if entry.replica is not None else entry.card
+        state = entry.replica or entry.card or entry.slots
         return Draft(
             subject=entry.subject,
             event=entry.event,
@@ -249,7 +251,7 @@ class Reporter:
         )
 
     def _advance(self, entry: Entry, seq: int, rev: int) -> None:
-        ends = isinstance(entry.event, ReplicaDeleted | CardDeleted)
+        ends = isinstance(entry.event, ReplicaDeleted | CardDeleted | SlotsDeleted)
         if ends:
             self._heads.pop(entry.subject, None)
         else:

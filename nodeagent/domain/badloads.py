@@ -124,6 +124,7 @@ def told(bads: Bads, now: datetime) -> tuple[BadAdapter, ...]:
             reason=bad.reason,
             until=bad.until,
             whose=bad.whose,
+            known=bad.known,
         )
         for bad in sorted(counting, key=lambda b: (b.at, b.adapter, b.version))[-MOST_BAD:]
     )

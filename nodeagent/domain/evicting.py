@@ -125,8 +125,9 @@ def _line(
     recalled: Mapping[str, float],
 ) -> list[str]:
     """Who leaves first for others: least recently used, then by name."""
+    taken = {*facts.kept, *chosen, *recalled}
     return sorted(
-        (name for name in loaded if name not in facts.kept and name not in chosen | recalled),
+        (name for name in loaded if name not in taken),
         key=lambda name: (
             max(loaded[name].used_at, facts.uses.get(name, UNUSED).used_at),
             name,

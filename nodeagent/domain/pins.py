@@ -142,6 +142,20 @@ def denied(pins: Pins, gateway: str, incarnation: str, *, replica: str, name: st
     return Pins(gateways={**pins.gateways, who: after})
 
 
+def given_up(before: Pins, after: Pins) -> dict[str, dict[str, float]]:
+    """By replica and name, the last use of what was pinned before and is not after, as far as it was told."""
+    found: dict[str, dict[str, float]] = {}
+    for who, gateway in before.gateways.items():
+        later = after.gateways.get(who)
+        if later is gateway:
+            continue
+        for replica, name, pin in _each(gateway.pins):
+            if later is None or name not in later.pins.get(replica, {}):
+                of_replica = found.setdefault(replica, {})
+                of_replica[name] = max(of_replica.get(name, pin.used_at), pin.used_at)
+    return found
+
+
 def without_replica(pins: Pins, replica: str) -> Pins:
     """The launch is over."""
     if not any(replica in gateway.pins for gateway in pins.gateways.values()):

@@ -133,6 +133,7 @@ class Refuse(Struct, frozen=True, kw_only=True, tag=True):
     sentence: str
     whose: Whose = "replica"
     until: datetime | None = None
+    known: bool = True
 
 
 Verdict = Hit | Join | Load | Wait | Refuse
@@ -165,6 +166,8 @@ def adopt(limit: int, room: int, known: Slots | None, moment: Moment) -> State:
             until=bad.until,
             at=known.since,
             whose=bad.whose,
+            known=bad.known,
+            words=badloads.comparable(bad.reason, ()),
         )
         for bad in known.bad
     }
@@ -214,7 +217,13 @@ def ensure(
     bad = badloads.standing(state.bads, name, moment.now)
     if bad is not None and how != "person":  # 6
         state = _left_line(state, name)
-        return state, Refuse(code=bad.code, sentence=bad.reason, whose=bad.whose, until=bad.until)
+        return state, Refuse(
+            code=bad.code,
+            sentence=bad.reason,
+            whose=bad.whose,
+            until=bad.until,
+            known=bad.known,
+        )
     state = _in_line(state, name, moment.at)
     engine_side = _free_name(state, adapter, version)
     # What may still be there under this very name takes no other room than it will.

@@ -106,3 +106,13 @@ def test_a_launch_that_is_over_has_no_pins():
     pins = hear(Pins(), 10.0, 1, {"a@1": Pin(1)})
     assert uses_in(p.without_replica(pins, "r-1"), "r-1", 11.0) == {}
     assert p.without_replica(pins, "r-2") is pins
+
+
+def test_req_b56_the_last_use_of_what_is_given_up_is_not_forgotten():
+    before = hear(Pins(), 10.0, 1, {"a@1": Pin(0, 1.0), "b@1": Pin(1)})
+    after = hear(before, 11.0, 2, {"b@1": Pin(0)})
+    assert p.given_up(before, after) == {"r-1": {"a@1": 9.0}}
+    assert p.given_up(after, after) == {}
+    assert p.given_up(before, p.settled(before, 10.0 + p.FORGET_S + 1)) == {
+        "r-1": {"a@1": 9.0, "b@1": 10.0}
+    }

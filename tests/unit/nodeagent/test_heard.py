@@ -1,7 +1,11 @@
 """What the agent remembers of gateways, on a clock of the test's own."""
 
-from nodeagent.beacons import Gateways
-from schemas.beacons import GatewayBeacon
+import asyncio
+
+from nodeagent.beacons import Gateways, Pulse
+from nodeagent.domain.pins import Pins, uses_in
+from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon, Pin
+from tests.support.aio import run, until
 
 
 class World:
@@ -65,3 +69,55 @@ def test_each_beacon_wakes_the_drains():
     world.gateways.on_heard = lambda: woken.append(1)
     world.hear()
     assert woken == [1]
+
+
+def test_pins_are_heard_and_the_number_heard_is_told_with_whose_it_is():
+    gateways = Gateways(monotonic=lambda: 5.0, connected=lambda: True)
+    before: list[object] = []
+    gateways.on_pins = before.append
+    listed = {"r-1": {"a@01234567": Pin(1)}}
+    beacon = GatewayBeacon(gateway="g1", incarnation="i7", n=3, position=0, pins=listed)
+    gateways.hear("g1", beacon)
+    assert uses_in(gateways.pins, "r-1", 5.0)["a@01234567"].uses == 1
+    assert (gateways.numbers(), gateways.incarnations()) == ({"g1": 3}, {"g1": "i7"})
+    assert before == [Pins()]
+
+
+def test_a_recall_is_told_at_once_and_waits_for_no_engine():
+    async def story():
+        asked: list[int] = []
+        told: list[AgentBeacon] = []
+        recall: dict[str, tuple[str, ...]] = {}
+
+        async def counters():
+            asked.append(1)
+            return {"r-1": EngineCounters(inflight=2)}
+
+        class Ears:
+            async def beacon(self, kind, name, body):
+                told.append(body)
+
+        pulse = Pulse(
+            Ears(),  # type: ignore[arg-type]
+            Gateways(monotonic=lambda: 5.0, connected=lambda: True),
+            node="n1",
+            every_s=60.0,
+            epoch=lambda: 7,
+            position=lambda: 1,
+            counters=counters,
+            recall=lambda: recall,
+        )
+        beating = asyncio.ensure_future(pulse.run())
+        await until(lambda: len(told) == 1, "the first beacon")
+        recall["r-1"] = ("a@01234567",)
+        pulse.recall_now()
+        await until(lambda: len(told) == 2, "the recall")
+        pulse.beat_now()
+        await until(lambda: len(told) == 3, "a whole beacon")
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        assert len(asked) == 2
+        assert [beacon.recall for beacon in told] == [{}, recall, recall]
+        assert {beacon.replicas["r-1"].inflight for beacon in told} == {2}
+
+    run(story())
