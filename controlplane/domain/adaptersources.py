@@ -111,9 +111,7 @@ def place_of(repo: str) -> Place:
 
 def told_by(repo: str) -> str:
     """Who said of a file how long it is and what its sha256 is, before the words for that."""
-    return (
-        "the registry published" if place_of(repo) == "registry" else "when it was read there were"
-    )
+    return "the registry published" if place_of(repo) == "registry" else "when it was added it had"
 
 
 def choose(where: str, names: Iterable[str]) -> Refusal | None:
