@@ -66,12 +66,13 @@ class AdapterFiles:
         self._monotonic = monotonic
         self._kept: dict[str, frozenset[str]] = {}
         self._failures: dict[str, Failure] = {}
-        self._told: set[tuple[str, str]] = set()
-        self._left: frozenset[str] = frozenset()
+        self._said = ""
         self._wake = asyncio.Event()
         self._begun = asyncio.Event()
+        self.left: frozenset[str] = frozenset()
+        """Keys of the sets that are wanted here and found no room at the last look."""
         self.catalog = Catalog()
-        self.root = files.sets.resolve()
+        self.root = files.sets
         self.on_change: Callable[[frozenset[str]], None] = lambda _: None
 
     # What there is.
@@ -219,6 +220,8 @@ class AdapterFiles:
         )
         if not wishes:
             return LOOK_S
+        wished = {domain.set_of(adapter) for adapter in wishes}
+        self._failures = {k: failure for k, failure in self._failures.items() if k in wished}
         plan = await self._plan(wishes)
         now = self._monotonic()
         next_s = LOOK_S
@@ -251,12 +254,12 @@ class AdapterFiles:
             limits=self._files.limits,
         )
         left = frozenset(domain.set_of(a) for a in plan.left)
-        if left and left != self._left:
+        if left and left != self.left:
             LOG.warning(
                 "no room to have all adapters here",
                 extra={"left": len(left), "bytes": plan.left_bytes, "of": len(wishes)},
             )
-        self._left = left
+        self.left = left
         return plan
 
     async def _fetch_one(self, adapter: Adapter, key: str, spare: frozenset[str]) -> bool:
@@ -268,9 +271,9 @@ class AdapterFiles:
             count = before.count + 1 if before is not None else 1
             again_s = domain.again_s(count)
             self._failures[key] = Failure(count=count, again_at=self._monotonic() + again_s)
-            # What is wrong with a mirror or the disk is the same for all of them, and told once.
-            if (failed.code, failed.sentence) not in self._told:
-                self._told.add((failed.code, failed.sentence))
+            # Once for each, and what is wrong with a mirror or the disk once for all of them.
+            if before is None and failed.sentence != self._said:
+                self._said = failed.sentence
                 LOG.warning(
                     "adapter not fetched yet",
                     extra={
@@ -284,6 +287,6 @@ class AdapterFiles:
         if path is None:
             return False
         self._failures.pop(key, None)
-        self._told.clear()
+        self._said = ""
         LOG.info("adapter fetched", extra={"adapter": adapter.name, "version": adapter.version})
         return True

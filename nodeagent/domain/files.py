@@ -139,11 +139,16 @@ class NoRoom(Struct, frozen=True, kw_only=True, tag=True):
 
 
 def make_room(
-    wanted_bytes: Mapping[str, int], disk: Disk, needed: AbstractSet[str], limits: Limits
+    wanted_bytes: Mapping[str, int],
+    disk: Disk,
+    needed: AbstractSet[str],
+    limits: Limits,
+    beside: AbstractSet[str] = frozenset(),
 ) -> Room | NoRoom:
     """What to evict so that the `wanted_bytes` (whole sizes by content) fit, or why they cannot.
 
-    1. nothing is to be written: nothing goes. 2. when all that may go would not be enough nothing goes.
+    `beside` are contents of the same set that are here: one that went with another set would have to be fetched
+    into room nobody made. 1. nothing is to be written: nothing goes. 2. when all that may go would not be enough nothing goes.
     """
     new_bytes = sum(
         max(size - disk.held_bytes.get(content, 0), 0)
@@ -157,7 +162,8 @@ def make_room(
     over_budget = taken + new_bytes - limits.budget_bytes if limits.budget_bytes else 0
     short = limits.keep_free_bytes - (disk.free_bytes - promised - new_bytes)
     goal = max(over_budget, short, 0)
-    room, freed = _evict(goal, disk, needed, {*wanted_bytes, *disk.promised_bytes})
+    staying = {*wanted_bytes, *beside, *disk.promised_bytes}
+    room, freed = _evict(goal, disk, needed, staying)
     if freed < goal:  # 2
         return NoRoom(sentence=_no_room(new_bytes, freed, taken, promised, disk, limits))
     return room

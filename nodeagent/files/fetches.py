@@ -340,11 +340,18 @@ class Files:
                     log.info("file linked", extra={"file": file.name, "sha256": file.sha256})
         wanted = {file.sha256: file.bytes for file in self._store.missing(manifest)}
         disk = self._store.look(promised)
-        room = files.make_room(wanted, disk, stays.among(disk) | {manifest.key}, self.limits)
+        room = files.make_room(
+            wanted,
+            disk,
+            stays.among(disk) | {manifest.key},
+            self.limits,
+            beside={file.sha256 for file in manifest.files},
+        )
         if isinstance(room, files.NoRoom):
             raise FetchFailed(codes.DISK_FULL, room.sentence)
-        self._evict(room)
+        # Remembered first: what it shares with a set that goes has a name of its own by then.
         self._store.remember(manifest)
+        self._evict(room)
         return wanted
 
     async def _fetch_all(self, manifest: Manifest, care: _Care) -> None:

@@ -33,6 +33,7 @@ class NodeFiles:
     files: Files
     told: Told
     needed: set[str]
+    also_needed: Callable[[], frozenset[str]] = frozenset[str]
 
     def hear(self, *mirrors: Mirror) -> None:
         for mirror in mirrors:
@@ -52,7 +53,11 @@ class NodeFiles:
 
 
 def node_files(
-    folder: Path, *mirrors: Mirror, monotonic: Callable[[], float] = time.monotonic, **fields: Any
+    folder: Path,
+    *mirrors: Mirror,
+    monotonic: Callable[[], float] = time.monotonic,
+    spares_adapters: Callable[[], bool] = lambda: False,
+    **fields: Any,
 ) -> NodeFiles:
     """Files of node n1 that heard of these mirrors."""
     told: Any = Told()
@@ -63,8 +68,9 @@ def node_files(
         node="n1",
         wire=told,
         token=TOKEN,
-        needed=lambda: frozenset(needed),
+        needed=lambda: frozenset(needed) | made.also_needed(),
         settings=NodeagentSettings(**given),
+        spares_adapters=spares_adapters,
         monotonic=monotonic,
     )
     made = NodeFiles(folder=folder, files=files, told=told, needed=needed)
