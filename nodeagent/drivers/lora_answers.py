@@ -143,7 +143,7 @@ _RUST: Final = (
     ),
     # Its allow-list is not what this node started it with.
     Row(text="local lora adapter path", statuses=(400,), call="load"),
-    Row(text="path prefix must exist", statuses=(500,), call="load"),
+    Row(text="vllm_runtime_lora_allowed_path_prefixes", statuses=(400, 500), call="load"),
     Row(text="path policy is unavailable", statuses=(500,), call="load"),
     Row(text="not started with lora enabled", statuses=(400,), code=codes.ROUTE_OFF),
     Row(text="lora state differs across engine ranks"),
@@ -151,8 +151,9 @@ _RUST: Final = (
 
 TABLES: Final[dict[Dialect, tuple[Row, ...]]] = {
     "flat": (*_PYTHON, *_WORKER),
-    "nested": (*_PYTHON, *_WORKER),
-    "rust": (*_RUST, *_WORKER),
+    # One envelope, told apart by words that change: what fits the other's rows is no less true.
+    "nested": (*_PYTHON, *_RUST, *_WORKER),
+    "rust": (*_RUST, *_PYTHON, *_WORKER),
     "none": _WORKER,
 }
 
