@@ -26,7 +26,7 @@ async def list_adapters(api: Api, output: str, now: datetime, base: str | None =
         return
     slots: list[Row] = await api.data("/v1/slots")
     replicas: list[Row] = await api.data("/v1/replicas")
-    rows = (adapterview.adapter_row(row, slots, replicas, now) for row in found)
+    rows = adapterview.adapter_rows(found, slots, replicas, now)
     print_table(
         adapterview.ADAPTER_COLUMNS,
         ([row[column] for column in adapterview.ADAPTER_COLUMNS] for row in rows),

@@ -3,6 +3,7 @@
 Nothing is judged here and nobody is asked. Functions of rows of the API, without I/O.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -63,10 +64,21 @@ def find(adapters: Sequence[Row], name: str) -> Row | None:
     return next(iter(meant), None)
 
 
-def adapter_row(adapter: Row, slots: Sequence[Row], replicas: Sequence[Row], now: datetime) -> Row:
-    """A line of `adapter list` by column."""
-    able = {r["id"] for r in serving(replicas).values() if r["model"] == adapter["base"]}
-    has = {slot["replica"] for slot, _ in loaded_in(adapter["name"], slots, replicas)}
+def adapter_rows(
+    adapters: Iterable[Row], slots: Iterable[Row], replicas: Iterable[Row], now: datetime
+) -> list[Row]:
+    """The lines of `adapter list` by column; `loaded` counts the replicas of its base that have it."""
+    able: defaultdict[str, set[str]] = defaultdict(set)
+    for row in serving(replicas).values():
+        able[row["model"]].add(row["id"])
+    has: defaultdict[str, set[str]] = defaultdict(set)
+    for one in slots:
+        for slot in one.get("loaded", ()):
+            has[slot["adapter"]].add(one["replica"])
+    return [_row(row, able[row["base"]], has[row["name"]], now) for row in adapters]
+
+
+def _row(adapter: Row, able: set[str], has: set[str], now: datetime) -> Row:
     return {
         "adapter": adapter["name"],
         "base": adapter["base"],

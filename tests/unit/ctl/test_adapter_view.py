@@ -55,7 +55,7 @@ def slot(adapter: str = "sql", **more: Any) -> dict[str, Any]:
 def test_a_line_tells_in_how_many_of_the_replicas_it_is_loaded() -> None:
     replicas = [replica("r-1"), replica("r-2"), replica("r-3", slots=0), replica("r-4", model="x")]
     told = [slots("r-1", slot()), slots("r-2", slot("other")), slots("r-4", slot())]
-    row = adapterview.adapter_row(ROW, told, replicas, NOW)
+    (row,) = adapterview.adapter_rows([ROW], told, replicas, NOW)
     assert row["loaded"] == "1/2"
     assert (row["rank"], row["size"], row["pinned"], row["since"]) == ("16", "4 MiB", "yes", "5m")
     assert tuple(row) == adapterview.ADAPTER_COLUMNS
@@ -64,13 +64,15 @@ def test_a_line_tells_in_how_many_of_the_replicas_it_is_loaded() -> None:
 @pytest.mark.parametrize("phase", ["parked", "stopped", "failed", "starting"])
 def test_what_a_replica_that_answers_nobody_had_loaded_does_not_count(phase: str) -> None:
     told = [slots("r-1", slot())]
-    assert adapterview.adapter_row(ROW, told, [replica("r-1", phase)], NOW)["loaded"] == "-"
+    (row,) = adapterview.adapter_rows([ROW], told, [replica("r-1", phase)], NOW)
+    assert row["loaded"] == "-"
     assert adapterview.place_lines("sql", told, [replica("r-1", phase)], NOW) == []
 
 
 def test_a_refused_one_says_why_in_one_line() -> None:
     row = {**ROW, "phase": "refused", "code": "rank_too_high", "reason": "rank 64,\n16 allowed"}
-    assert adapterview.adapter_row(row, [], [], NOW)["why"] == "rank 64, 16 allowed [rank_too_high]"
+    (told,) = adapterview.adapter_rows([row], [], [], NOW)
+    assert told["why"] == "rank 64, 16 allowed [rank_too_high]"
     assert adapterview.fields(row, NOW)["why"] == "rank 64, 16 allowed [rank_too_high]"
 
 
@@ -80,7 +82,7 @@ def test_an_adapter_that_was_just_added_is_shown_too() -> None:
     assert told == {
         "name": "a", "base": "b", "asked for as": "a, b:a", "state": "reading", "since": "5m ago",
     }  # fmt: skip
-    assert adapterview.adapter_row(bare, [], [], NOW)["rank"] == "-"
+    assert adapterview.adapter_rows([bare], [], [], NOW)[0]["rank"] == "-"
 
 
 def test_fields_tell_names_source_and_files() -> None:
