@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from controlplane.domain import filesets, jobwrites, step, work
+from controlplane.domain import jobwrites, step, work
 from controlplane.domain.decision import Change, Decision, Live, Step
 from controlplane.domain.files import TRANSITIONS, copy_on
 from controlplane.domain.index import StepIndex
 from controlplane.domain.needs import needs_of
 from controlplane.domain.repo import Repo, RepoFile
 from controlplane.domain.reports import (
-    AdapterConfig,
-    AdapterRead,
     AdapterUnreadable,
     FileFault,
     FileGone,
@@ -30,7 +28,6 @@ from controlplane.domain.reports import (
 )
 from controlplane.domain.shape import ModelShape
 from schemas import codes
-from schemas.adapter import AdapterFile
 from schemas.commands import JobServe, Outcome
 from schemas.file import File, FileRemoving
 from schemas.job import STEPS, Job
@@ -82,39 +79,13 @@ def shape(**fields: object) -> ModelShape:
     return ModelShape(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def adapter_read(
-    task: work.ReadAdapter, config: AdapterConfig, *, size: int = 1024, published: bool = True
-) -> AdapterRead:
-    """What reading the adapter of `task` tells: weights of `size` bytes, and the configuration."""
-
-    def file(name: str, count: int, told: bool) -> AdapterFile:
-        key = filesets.file_key(task.source, COMMIT, name)
-        sha256 = sha_of(f"{task.source}/{name}") if told else ""
-        return AdapterFile(key=key, name=name, bytes=count, sha256=sha256)
-
-    return AdapterRead(
-        adapter=task.adapter,
-        incarnation=task.incarnation,
-        repo=task.source,
-        commit=COMMIT,
-        config=config,
-        files=(
-            file(filesets.ADAPTER_WEIGHTS, size, published),
-            file(filesets.ADAPTER_CONFIG, 100, True),
-        ),
-    )
-
-
 @dataclass
 class ServeYard(Yard):
-    """`hub` is by repository id in lower case, `fails` by task name: what it comes to instead. `adapters` holds
-    the configuration of each adapter there is, by its source.
-    """
+    """`hub` is by repository id in lower case, `fails` by task name: what it comes to instead. It has no adapters."""
 
     mirror: str = "cp1"
     audit_behind: bool = False
     hub: dict[str, Repo] = field(default_factory=dict)
-    adapters: dict[str, AdapterConfig] = field(default_factory=dict)
     header: ModelShape | None = field(default_factory=shape)
     header_why: str = ""
     free_bytes: int | None = None
@@ -270,18 +241,12 @@ class ServeYard(Yard):
                     prompt_s=0.1,
                 )
             case work.ReadAdapter():
-                config = self.adapters.get(task.source)
-                if failure is None and config is None:
-                    failure = (codes.NOT_AN_ADAPTER, f"{task.source} has no adapter_config.json")
-                if failure is not None or config is None:
-                    assert failure is not None
-                    return AdapterUnreadable(
-                        adapter=task.adapter,
-                        incarnation=task.incarnation,
-                        code=failure[0],
-                        sentence=failure[1],
-                    )
-                return adapter_read(task, config)
+                return AdapterUnreadable(
+                    adapter=task.adapter,
+                    incarnation=task.incarnation,
+                    code=codes.NOT_AN_ADAPTER,
+                    sentence="there is nothing",
+                )
             case work.Fetch():
                 if failure is not None:
                     return self._fault(task.key, failure)
