@@ -35,6 +35,8 @@ class Answer:
     def __init__(self) -> None:
         self.status = 0
         self.body = b""
+        self.parts: list[bytes] = []
+        self.size = 0
         self.complete = False
         self.cut = False
         self.begun = False
@@ -48,7 +50,8 @@ class Answer:
         self.begun = True
 
     def on_body(self, body: bytes) -> None:
-        self.body += body
+        self.parts.append(body)
+        self.size += len(body)
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -138,9 +141,12 @@ async def _read(reader: asyncio.StreamReader, limit_bytes: int, cut: bool) -> An
             break
         parser.feed_data(piece)
         answer.status = parser.get_status_code()
-        if len(answer.body) > limit_bytes:
-            if not cut:
-                return NoAnswer(why="too_long")
-            answer.body, answer.cut = answer.body[:limit_bytes], True
-            return answer
-    return answer if answer.complete else NoAnswer(why="broken")
+        if answer.size > limit_bytes and not cut:
+            return NoAnswer(why="too_long")
+        answer.cut = answer.size > limit_bytes
+        if answer.cut:
+            break
+    if not answer.complete and not answer.cut:
+        return NoAnswer(why="broken")
+    answer.body = b"".join(answer.parts)[:limit_bytes]
+    return answer

@@ -18,6 +18,9 @@ from schemas import codes
 
 LIST_S: Final = 5.0
 LIST_LIMIT_BYTES: Final = 4 * 1024 * 1024
+METRICS_LIMIT_BYTES: Final = 32 * 1024 * 1024
+"""An engine tells of every set of adapters that ever ran together: its page gets long where many are in use."""
+
 ANSWER_LIMIT_BYTES: Final = 4 * 1024
 """Of an answer to load or unload so much is read; the rest of a longer one is an engine's stack trace."""
 
@@ -61,10 +64,17 @@ async def listed(endpoint: str, key: str) -> tuple[ListedAdapter, ...] | Adapter
 
 async def running(endpoint: str, key: str) -> frozenset[str] | None:
     """Names with requests running or waiting, by its metrics; None where they do not tell."""
-    answer = await asking.get(endpoint, "/metrics", key)
-    if answer is None or answer.status != 200:
+    answer = await asking.ask(
+        endpoint, "GET", "/metrics", key, timeout_s=LIST_S, limit_bytes=METRICS_LIMIT_BYTES
+    )
+    if isinstance(answer, asking.NoAnswer) or answer.status != 200:
         return None
-    return metrics.adapters_in_use(answer.body.decode(errors="replace"))
+    # A long page takes a good part of a second, which nobody else should wait for.
+    return await asyncio.to_thread(_in_use, answer.body)
+
+
+def _in_use(page: bytes) -> frozenset[str] | None:
+    return metrics.adapters_in_use(page.decode(errors="replace"))
 
 
 async def has_routes(endpoint: str, key: str) -> bool | None:

@@ -34,6 +34,7 @@ _MOST_COMMAS: Final = 200
 
 _IN_USE: Final = ("running_lora_adapters", "waiting_lora_adapters")
 _LABEL = re.compile(r'(\w+)\s*=\s*"((?:\\.|[^"\\])*)"')
+_ENGINE = re.compile(r'(?:^|,)engine="([^"\\]*)"')
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -74,37 +75,44 @@ def adapters_in_use(text: str) -> frozenset[str] | None:
     With two readings possible both are in it: one name too many is left alone a little longer, one that is missing
     would be unloaded under a request.
     """
-    if _total(samples(text), INFLIGHT) == 0:
+    lines = text.split("\n")  # not at what else ends a line: a name may hold it
+    counted = (line for line in lines if not line.startswith(ADAPTERS))
+    if _total(samples("\n".join(counted)), INFLIGHT) == 0:
         # The last combination stays the newest when its requests are done.
         return frozenset() if ADAPTERS in text else None
-    newest: dict[str, tuple[float, set[str]]] = {}
-    for labels, value in labelled(text, ADAPTERS):
-        names = {name for label in _IN_USE for name in _names(labels.get(label, ""))}
-        engine = labels.get("engine", "")
-        at, known = newest.get(engine, (-math.inf, set[str]()))
+    newest: dict[str, tuple[float, list[str]]] = {}
+    for line in lines:
+        inside, value = _labelled(line)
+        if value is None:
+            continue
+        # Labels are taken apart of the newest lines alone: there may be a hundred thousand others.
+        found = _ENGINE.search(inside)
+        engine = found[1] if found is not None else ""
+        at, known = newest.get(engine, (-math.inf, []))
         if value >= at:
-            newest[engine] = (value, names | known if value == at else names)
+            newest[engine] = (value, [*known, inside] if value == at else [inside])
     if not newest and ADAPTERS not in text:
         return None
-    return frozenset(name for _, names in newest.values() for name in names)
+    return frozenset(
+        name
+        for _, insides in newest.values()
+        for inside in insides
+        for label, given in _LABEL.findall(inside)
+        if label in _IN_USE
+        for name in _names(_ESCAPED.sub(_unescaped, given))
+    )
 
 
-def labelled(text: str, metric: str) -> Iterator[tuple[dict[str, str], float]]:
-    """Labels and value of every sample of `metric` that has labels; other lines are passed over."""
-    for line in text.split("\n"):  # not at what else ends a line: a name may hold it
-        if not line.startswith(metric + "{"):
-            continue
-        inside, end, rest = line.removeprefix(metric).rpartition("}")
-        words = rest.split()
-        try:
-            value = float(words[0])
-        except (IndexError, ValueError):
-            continue
-        if end and not math.isnan(value):
-            labels = {
-                label: _ESCAPED.sub(_unescaped, given) for label, given in _LABEL.findall(inside)
-            }
-            yield labels, value
+def _labelled(line: str) -> tuple[str, float | None]:
+    """Labels and value of a sample of `ADAPTERS`; no value: another line."""
+    if not line.startswith(ADAPTERS + "{"):
+        return "", None
+    inside, _, rest = line.rpartition("}")
+    try:
+        value = float(rest.split()[0])
+    except (IndexError, ValueError):
+        return "", None
+    return inside[len(ADAPTERS) + 1 :], None if math.isnan(value) else value
 
 
 def _unescaped(match: re.Match[str]) -> str:

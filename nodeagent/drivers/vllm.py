@@ -43,6 +43,7 @@ KEY: Final = "VLLM_API_KEY"
 _FIXED: Final = {"VLLM_NO_USAGE_STATS": "1"}
 """An engine tells nobody outside that it runs, and waits for nobody there."""
 
+_COUNTERS_BYTES: Final = 1024 * 1024
 _DEVELOPMENT: Final = "VLLM_SERVER_DEV_MODE"
 
 RUNTIME: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -167,11 +168,18 @@ class VllmDriver:
         return answer is not None and answer.status == 200
 
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
-        """Running and waiting, and whether it generated anything since, from /metrics."""
-        answer = await asking.get(endpoint, "/metrics", key)
-        if answer is None or answer.status != 200:
+        """Running and waiting, and whether it generated anything since, from the beginning of /metrics.
+
+        What is told of adapters comes behind that and gets longer as long as the engine lives.
+        """
+        answer = await asking.ask(
+            endpoint, "GET", "/metrics", key, limit_bytes=_COUNTERS_BYTES, cut=True
+        )
+        if isinstance(answer, asking.NoAnswer) or answer.status != 200:
             return EngineCounters()
-        return metrics.counters(answer.body.decode(errors="replace"))
+        page = answer.body.decode(errors="replace")
+        # Half a number is a wrong one.
+        return metrics.counters(page[: page.rfind("\n") + 1] if answer.cut else page)
 
     async def load_adapter(
         self, endpoint: str, key: str, *, name: str, path: str, timeout_s: float

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from nodeagent.drivers import asking, lora
+from nodeagent.drivers import asking, lora, vllm
 from nodeagent.drivers.driver import AdapterDone, AdapterFault, ListedAdapter
 from nodeagent.drivers.lora_answers import FOLDER
 from nodeagent.drivers.vllm import VllmDriver
 from schemas import codes
 from schemas.adapternames import of_engine_name
+from schemas.beacons import EngineCounters
 from tests.support.aio import run
 from tests.support.scripted import free_port
 from tests.support.scripted_http import Asked, ScriptedHttp, response, scripted_http
@@ -289,6 +290,29 @@ def test_running_adapters_are_read_off_its_metrics() -> None:
     assert running(response(200, "vllm:num_requests_running 1\n", "text/plain")) is None
     assert running(response(500, page, "text/plain")) is None
     assert running(b"") is None
+
+
+def test_a_page_that_got_long_by_its_adapters_tells_what_runs_all_the_same() -> None:
+    """Every set of adapters that ever ran together stays on it."""
+    lines = "".join(
+        f'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="a{n}@00000000",'
+        f'waiting_lora_adapters=""}} {1_700_000_000 + n}.5\n'
+        for n in range(50_000)
+    )
+    head = "vllm:num_requests_running 3.0\nvllm:generation_tokens_total 71.0\n"
+    reply = response(200, head + lines, "text/plain")
+    assert len(reply) > 4 << 20
+    assert running(reply) == {"a49999@00000000"}
+    told_of = told(reply, lambda server: DRIVER.counters(server.endpoint, "ek"))
+    assert told_of == EngineCounters(inflight=3, requests_total=71)
+
+
+def test_half_a_number_at_the_end_of_what_was_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "vllm:num_requests_running 1.0\nvllm:num_requests_waiting 1234.0\n"
+    monkeypatch.setattr(vllm, "_COUNTERS_BYTES", page.index("34.0"))
+    reply = response(200, page, "text/plain")
+    found = told(reply, lambda server: DRIVER.counters(server.endpoint, "ek"))
+    assert found == EngineCounters(inflight=1)
 
 
 @pytest.mark.parametrize(
