@@ -287,7 +287,7 @@ class Transfer:
         first = bytearray(safetensors.COUNT_BYTES)
         partial.read_at(first, 0)
         header = bytearray(
-            min(safetensors.header_bytes(first), self.task.bytes - safetensors.COUNT_BYTES)
+            min(safetensors.header_bytes(bytes(first)), self.task.bytes - safetensors.COUNT_BYTES)
         )
         partial.read_at(header, safetensors.COUNT_BYTES)
         problem = safetensors.problem_of(bytes(header), self.task.bytes)

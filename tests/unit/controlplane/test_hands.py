@@ -3,11 +3,14 @@
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from controlplane.domain.reports import FileFault, FileStored
 from controlplane.domain.work import Fetch
 from controlplane.domain.world import World
 from controlplane.hands import CONTROL, Hands
 from controlplane.headers import Headers
+from controlplane.mirror.domain.sources import Source
 from controlplane.mirroring import may_read
 from controlplane.registry.client import Registry
 from events.secrets import mirror_reader, mirror_token, node_secret
@@ -40,6 +43,23 @@ def test_scn_c8_a_token_that_is_none_reaches_no_fetch() -> None:
     assert isinstance(found, FileFault)
     assert (found.key, found.mirror, found.code) == (task.key, "cp-1", codes.TOKEN_REFUSED)
     assert SPOILT not in found.sentence
+
+
+@pytest.mark.parametrize("repo", ["/srv/polite", "https://h.test/polite"])
+def test_a_token_that_is_none_does_not_hold_up_what_comes_from_elsewhere(repo: str) -> None:
+    given: list[Source] = []
+
+    class Fetching:
+        async def fetch(self, task: Fetch, *, sources: tuple[Source, ...]) -> FileFault:
+            given.extend(sources)
+            return FileFault(key=task.key, mirror="cp-1", code="x", sentence="y")
+
+    task = Fetch(key="a" * 64, repo=repo, commit="c" * 40, path="w", bytes=9, sha256=None)
+    found = run(hands_with(Fetching(), SPOILT).do(task))
+    assert isinstance(found, FileFault)
+    assert found.code == "x"
+    (source,) = given
+    assert (source.origin, source.token) == ("folder" if repo[0] == "/" else "web", "")
 
 
 def test_no_node_shares_the_name_of_the_control_planes() -> None:

@@ -45,6 +45,29 @@ def test_live_mirrors_are_asked_before_the_registry() -> None:
     assert sources[-1].token == ""
 
 
+def test_an_adapter_s_url_and_folder_are_asked_without_a_token() -> None:
+    task = task_for(b"x", "adapter_model.safetensors", repo="https://h.test:1/a", others=("b",))
+    mirror, web = sources_of(
+        task,
+        mirrors={"b": "http://b:1"},
+        mirror_token="mirror",
+        endpoint="https://hub.test",
+        registry_token="hf",
+    )
+    assert mirror.origin == "mirror"
+    assert web == Source(
+        url="https://h.test:1/a/adapter_model.safetensors", origin="web", place="h.test:1"
+    )
+    (folder,) = sources_of(
+        task_for(b"x", "adapter_model.safetensors", repo="/srv/a"),
+        mirrors={},
+        mirror_token="mirror",
+        endpoint="https://hub.test",
+        registry_token="hf",
+    )
+    assert folder == Source(url="/srv/a", origin="folder", place="the folder /srv/a")
+
+
 def test_a_revision_with_a_slash_stays_one_part() -> None:
     assert registry_url("http://h", "o/r", "refs/pr/1", "a/b") == (
         "http://h/o/r/resolve/refs%2Fpr%2F1/a/b"

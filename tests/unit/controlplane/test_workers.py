@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane import workers
-from controlplane.domain.reports import FileFault, FileGone, Report, StepFailed
-from controlplane.domain.work import Fetch, ReadRepo, Remove, Task
+from controlplane.domain.reports import AdapterUnreadable, FileFault, FileGone, Report, StepFailed
+from controlplane.domain.work import Fetch, ReadAdapter, ReadRepo, Remove, Task
 from controlplane.domain.world import World
 from controlplane.workers import Workers
 from tests.support.aio import run, until
@@ -38,7 +38,7 @@ class Bench:
         except asyncio.CancelledError:
             self.cancelled.append(task)
             raise
-        if isinstance(task, ReadRepo):
+        if isinstance(task, ReadRepo | ReadAdapter):
             raise ZeroDivisionError("bug")
         assert isinstance(task, Remove | Fetch)
         return FileGone(key=task.key, mirror="cp-1")
@@ -208,6 +208,32 @@ def test_a_fault_of_ours_is_a_report_too() -> None:
         assert isinstance(report, StepFailed)
         assert (report.job, report.attempt, report.index, report.code) == ("j-1", 2, 3, "internal")
         assert "ZeroDivisionError" in report.sentence
+
+    with_bench(story)
+
+
+def test_a_fault_of_ours_while_an_adapter_is_read_refuses_that_adapter() -> None:
+    async def story(b: Bench) -> None:
+        b.gate.set()
+        b.workers.sync([ReadAdapter(adapter="polite", incarnation="i1", source="o/polite")])
+        await until(lambda: b.woken == 1, "the report")
+        (report,) = b.workers.offered()
+        assert isinstance(report, AdapterUnreadable)
+        assert (report.adapter, report.incarnation, report.code) == ("polite", "i1", "internal")
+        assert "its log has the reason" in report.sentence
+
+    with_bench(story)
+
+
+def test_an_adapter_added_anew_is_read_anew() -> None:
+    async def story(b: Bench) -> None:
+        first = ReadAdapter(adapter="polite", incarnation="i1", source="o/polite")
+        second = replace(first, incarnation="i2")
+        b.workers.sync([first])
+        await until(lambda: b.begun == [first], "the first reading")
+        b.workers.sync([second])
+        await until(lambda: b.begun == [first, second], "the second reading")
+        assert b.cancelled == [first]
 
     with_bench(story)
 
