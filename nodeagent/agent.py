@@ -117,7 +117,9 @@ class Agent:
             epoch=lambda: around.reporter.epoch,
             position=lambda: self._position,
             counters=around.fleet.counters,
+            recall=around.tools.slots.recall,
         )
+        around.tools.slots.on_recall = self._pulse.recall_now
         around.gateways.on_heard = around.fleet.wake_drains
         around.reporter.on_stored(around.fleet.stored)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from events.connection import connect
 from events.ids import utc_now
@@ -45,6 +46,9 @@ from nodeagent.journal import Journal, JournalFault
 from nodeagent.launching import Launcher
 from nodeagent.parkbook import ParkBook, told_of, ways_of
 from nodeagent.reporter import Deposed, Reporter
+from nodeagent.slotdesk import SlotDesk
+from nodeagent.slots_rpc import serve_slots
+from nodeagent.slotwork import SlotTimes
 from nodeagent.tools import Tools
 from schemas.model import EngineName
 from schemas.node import Node
@@ -66,6 +70,7 @@ class Times(Struct, frozen=True, kw_only=True):
     endings_after_s: float = 86400.0
     endings_look_s: float = 60.0
     leave_s: float = 3.0
+    slots: SlotTimes = SlotTimes()
 
 
 DEFAULT_TIMES: Final = Times()
@@ -183,7 +188,11 @@ async def open_agent(
                 now=utc_now,
             )
             meter = meter_of(node, books, launcher, gpus, settings.card_look_s)
-            gateways = Gateways(monotonic=loop.time, connected=lambda: log.connected)
+            gateways = Gateways(
+                monotonic=loop.time,
+                connected=lambda: log.connected,
+                pin_s=settings.adapter_pin_s,
+            )
             files = Files(
                 files_folder or folder / "files",
                 node=node.id,
@@ -196,6 +205,17 @@ async def open_agent(
             adapter_files = AdapterFiles(
                 log=log, files=files, node=node, prefix=prefix, held=lambda: books.held
             )
+            slots = SlotDesk(
+                books=books,
+                gateways=gateways,
+                files=adapter_files,
+                drivers=drivers,
+                engine_key=key_of,
+                epoch=lambda: reporter.epoch,
+                now=utc_now,
+                monotonic=loop.time,
+                times=replace(times.slots, audit_s=settings.adapter_audit_s),
+            )
             tools = Tools(
                 books=books,
                 processes=launcher,
@@ -203,6 +223,7 @@ async def open_agent(
                 gateways=gateways,
                 files=files,
                 adapter_files=adapter_files,
+                slots=slots,
                 meter=meter,
                 port_is_free=port_is_free,
                 engine_key=key_of,
@@ -250,6 +271,8 @@ async def open_agent(
                     leave_s=times.leave_s,
                     beside=(
                         adapter_files.run,
+                        slots.run,
+                        partial(serve_slots, wire, slots, node.id),
                         *beside(
                             node.id,
                             folder,

@@ -109,6 +109,7 @@ class Supervisor:
         self._t.parkbook.join(self._name, self.wake)
         if self._begun or await self._begin():
             await self._follow()
+        self._t.slots.leave(self._name)
         self._t.parkbook.leave(self._name)
         if held is not None and held.launch is not None:
             self._t.files.used(held.launch.source)
@@ -156,6 +157,7 @@ class Supervisor:
                     else:  # 5
                         await self._load()
                 case "ready":  # 6
+                    self._t.slots.serve(self._name, adopted=self._begun)
                     if self._measured:
                         await self._wake.wait()
                         continue
@@ -167,6 +169,7 @@ class Supervisor:
                 case "draining":  # 7
                     await self._drain(held)
                 case _:
+                    self._t.slots.rest(self._name)
                     await self._wake.wait()
 
     async def _begin(self) -> bool:

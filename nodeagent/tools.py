@@ -13,6 +13,7 @@ from nodeagent.drivers.driver import Driver, EngineStart, SecretReader
 from nodeagent.files.fetches import Files
 from nodeagent.launching import Ended, LogPart, Running, StopResult
 from nodeagent.parkbook import ParkBook
+from nodeagent.slotdesk import SlotDesk
 from schemas.model import EngineName
 
 HOST = "127.0.0.1"
@@ -49,6 +50,7 @@ class Tools:
     gateways: Gateways
     files: Files
     adapter_files: AdapterFiles
+    slots: SlotDesk
     meter: Meter
     port_is_free: Callable[[int], bool]
     engine_key: Callable[[str], str]

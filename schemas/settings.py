@@ -221,6 +221,15 @@ class NodeagentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fetch_no_progress_s: Annotated[
         float, Meta(description="A fetch without a new byte for this long fails.")
     ] = 300.0
+    adapter_audit_s: Annotated[
+        float, Meta(description="Interval at which an engine's own list of adapters is read.")
+    ] = 300.0
+    adapter_pin_s: Annotated[
+        float,
+        Meta(
+            description="How long a gateway's word keeps an adapter loaded; above the 20 s it trusts that."
+        ),
+    ] = 30.0
     mirror_folder: Annotated[
         str,
         Meta(

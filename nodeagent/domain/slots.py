@@ -388,6 +388,16 @@ def leaving(state: State, name: str) -> State:
     return _put(state, name, replace(state.places[name], leaving=True))
 
 
+def staying(state: State, name: str) -> State:
+    """A person wants it loaded after all."""
+    return _put(state, name, replace(state.places[name], leaving=False))
+
+
+def routes(state: State, *, is_off: bool) -> State:
+    """Whether the engine has routes to load adapters at all."""
+    return replace(state, route_off=is_off)
+
+
 def forced(state: State, name: str, at: float) -> State:
     """A person wants it unloaded now, whatever runs on it."""
     place = replace(state.places[name], phase="unloading", why="person", changed_at=at)
