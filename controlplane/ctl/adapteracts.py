@@ -72,4 +72,7 @@ async def pin(place: Place, name: str, timeout_s: float, *, pinned: bool) -> Non
 
 async def _act(place: Place, body: AdapterRemove | AdapterPin, timeout_s: float) -> None:
     async with open_log(place) as log:
-        tell(await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s))
+        outcome = await carry_out(log, body, prefix=place.prefix, timeout_s=timeout_s)
+    # What was decided, then what follows from it in each replica.
+    for line in (outcome.sentence, *outcome.lines):
+        print(line)
