@@ -5,6 +5,7 @@ are kept free. It looks at no disk and moves no byte: figures, ages and faults a
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
@@ -194,26 +195,35 @@ def _evict(
         if stray_bytes < goal:
             strays.append(content)
             stray_bytes += disk.held_bytes[content]
-    leaving: list[str] = []
+    names = Counter(content for stored in disk.sets for content in set(stored.contents))
+    freed = 0
+    leaving: list[StoredSet] = []
     for stored in sorted(disk.sets, key=lambda stored: (stored.used_at, stored.key)):  # 2
-        if stray_bytes + _freed(disk, leaving, staying) >= goal:
+        if stray_bytes + freed >= goal:
             break
         if stored.key not in needed:
-            leaving.append(stored.key)
-    freed = _freed(disk, leaving, staying)
-    for key in reversed(tuple(leaving)):  # 3
-        rest = [other for other in leaving if other != key]
-        if stray_bytes + _freed(disk, rest, staying) >= min(goal, stray_bytes + freed):
-            leaving = rest
-    room = Room(sets=tuple(leaving), contents=tuple(strays))
-    return room, stray_bytes + _freed(disk, leaving, staying)
-
-
-def _freed(disk: Disk, leaving: Sequence[str], staying: AbstractSet[str]) -> int:
-    """Bytes that come back when these sets go: those of contents no other set names."""
-    going = {c for stored in disk.sets if stored.key in leaving for c in stored.contents}
-    kept = {c for stored in disk.sets if stored.key not in leaving for c in stored.contents}
-    return sum(disk.held_bytes.get(content, 0) for content in going - kept - staying)
+            leaving.append(stored)
+            for content in set(stored.contents):
+                names[content] -= 1
+                if not names[content] and content not in staying:
+                    freed += disk.held_bytes.get(content, 0)
+    enough = min(goal, stray_bytes + freed)
+    going = {stored.key for stored in leaving}
+    for stored in reversed(leaving):  # 3
+        gives = sum(
+            disk.held_bytes.get(content, 0)
+            for content in set(stored.contents)
+            if not names[content] and content not in staying
+        )
+        if stray_bytes + freed - gives >= enough:
+            going.remove(stored.key)
+            names.update(set(stored.contents))
+            freed -= gives
+    room = Room(
+        sets=tuple(stored.key for stored in leaving if stored.key in going),
+        contents=tuple(strays),
+    )
+    return room, stray_bytes + freed
 
 
 def _no_room(

@@ -20,11 +20,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from nodeagent.domain.files import NOTHING_KNOWN, WEIGHTS, Disk, StoredSet, flaw, is_sha256
 from schemas.mirror import Manifest, ManifestFile
 
 log = logging.getLogger(__name__)
+
+
+class _Read(Struct, frozen=True, kw_only=True):
+    """A manifest as it was read, and what the file looked like then: hundreds of them are looked at again and
+    again, and a set's hardly ever changes."""
+
+    stamp: tuple[int, int, int]
+    manifest: Manifest
+
+
+class _Names(Struct, frozen=True, kw_only=True):
+    """The inodes in a set's folder, and what the folder looked like then."""
+
+    stamp: tuple[int, int, int]
+    inodes: tuple[int, ...]
 
 
 class Store:
@@ -38,6 +54,8 @@ class Store:
         self._partial = self._folder / "partial"
         self._sets = self._folder / "sets"
         self._prepared = False
+        self._read: dict[str, _Read] = {}
+        self._names: dict[str, _Names] = {}
 
     # What is there.
 
@@ -54,10 +72,24 @@ class Store:
         if not is_sha256(key):
             return None
         try:
-            found = msgspec.json.decode(self._manifest_path(key).read_bytes(), type=Manifest)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            found = self._manifest(key, self._manifest_path(key).stat())
+        except OSError:
             return None
-        return found if flaw(found, key, known) is None else None
+        return found if found is not None and (not known or not flaw(found, key, known)) else None
+
+    def _manifest(self, key: str, status: os.stat_result) -> Manifest | None:
+        """The manifest of a set, read again only when the file is another one by its `status`."""
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        read = self._read.get(key)
+        if read is None or read.stamp != stamp:
+            try:
+                found = msgspec.json.decode(self._manifest_path(key).read_bytes(), type=Manifest)
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+                return None
+            if flaw(found, key) is not None:
+                return None
+            read = self._read[key] = _Read(stamp=stamp, manifest=found)
+        return read.manifest
 
     def missing(self, manifest: Manifest) -> tuple[ManifestFile, ...]:
         """The files of a set whose contents are not here whole, each content once. Quick."""
@@ -113,18 +145,22 @@ class Store:
         self.prepare()
         sets: list[StoredSet] = []
         links: dict[int, int] = {}
-        for path in sorted(self._sets.iterdir()):
-            if path.is_dir():
-                for name in os.scandir(path):
-                    links[name.inode()] = links.get(name.inode(), 0) + 1
-            elif path.suffix == ".json":
-                manifest = self.manifest(path.stem)
+        with os.scandir(self._sets) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            key, _, suffix = entry.name.rpartition(".")
+            if entry.is_dir():
+                for inode in self._names_in(entry):
+                    links[inode] = links.get(inode, 0) + 1
+            elif suffix == "json" and key:
+                status = entry.stat()
+                manifest = self._manifest(key, status) if is_sha256(key) else None
                 named = manifest.files if manifest is not None else ()
                 contents = tuple(dict.fromkeys(file.sha256 for file in named))
-                used_at = datetime.fromtimestamp(_mtime(path), UTC)
+                used_at = datetime.fromtimestamp(status.st_mtime, UTC)
                 sets.append(
                     StoredSet(
-                        key=path.stem,
+                        key=key,
                         used_at=used_at,
                         contents=contents,
                         adapter=bool(named) and named[0].name == WEIGHTS,
@@ -147,6 +183,17 @@ class Store:
             },
             free_bytes=disk.f_bavail * disk.f_frsize,
         )
+
+    def _names_in(self, folder: "os.DirEntry[str]") -> tuple[int, ...]:
+        """The inodes that the names in a set's folder lead to, read again when the folder changed."""
+        status = folder.stat()
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_nlink)
+        names = self._names.get(folder.name)
+        if names is None or names.stamp != stamp:
+            with os.scandir(folder.path) as found:
+                names = _Names(stamp=stamp, inodes=tuple(entry.inode() for entry in found))
+            self._names[folder.name] = names
+        return names.inodes
 
     # What changes.
 
@@ -245,6 +292,8 @@ class Store:
                 going.update(file.sha256 for file in manifest.files)
             shutil.rmtree(self._sets / key, ignore_errors=True)
             self._manifest_path(key).unlink(missing_ok=True)
+            self._read.pop(key, None)
+            self._names.pop(key, None)
         for path in self._sets.glob("*.json"):
             manifest = self.manifest(path.stem)
             if manifest is not None:
@@ -286,13 +335,6 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _mtime(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _same(path: Path, blob: Path) -> bool:
