@@ -50,7 +50,7 @@ class Seeking:
 
     def put_off(self, replica: str, others: int) -> bool:
         """Tries another one first. Whether every one was put off by now: then it is time to pause."""
-        everybody = len(self.later - {replica}) >= others
+        everybody = replica in self.later or len(self.later) >= others
         if everybody:
             self.later.clear()
         self.later.add(replica)
@@ -119,13 +119,16 @@ class AdapterDesk:
             if not candidates:
                 return nobody_answers(seeking.name)
         elif self._silent_until_s:  # 2
-            later = later | {
+            shunned = later | {
                 r.id
                 for r in candidates
                 if self.is_silent(r.node)
                 and r.id not in pinned
                 and not ((p := table.places.get(r.id)) is not None and p.serves(pin))
             }
+            # With none left they take turns, as if nothing were known.
+            if any(r.id not in shunned for r in candidates):
+                later = shunned
         chosen = adapters.choose(  # 3
             candidates,
             adapter=entry.adapter.name,

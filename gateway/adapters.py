@@ -103,6 +103,7 @@ class Adapters:
         self.number = 0
         self._questions: dict[_Key, _Question] = {}
         self._waiting: set[asyncio.Future[EnsureAnswer | None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._dismissed = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -197,6 +198,9 @@ class Adapters:
                     why = f"the replica {replica.id} did not load it within {LOAD_S:.0f} s"
                     self.give_up_on(run, why, code=codes.LOAD_TIMEOUT)
                     raise Elsewhere
+                if now_s - began_s < PAUSE_S:
+                    # An agent may hold a question open; one that does not is not asked in a loop.
+                    await self._pause(exchange)
             case "waiting":
                 if seeking.full_since_s is None:
                     seeking.full_since_s = began_s
@@ -282,7 +286,9 @@ class Adapters:
             wait_s=FIRST_ASK_S if adapted.others else ASK_S,
             request=adapted.seeking.request_id,
         )
-        self._spawn(self._ask(key, question, held, replica.node, ask))
+        task = self._spawn(self._ask(key, question, held, replica.node, ask))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return True, question
 
     async def _ask(
@@ -382,6 +388,11 @@ class Adapters:
         for waiter in list(self._waiting):
             if not waiter.done():
                 waiter.set_result(None)
+
+    def close(self) -> None:
+        """Ends every open question; a load that was asked for goes on without it."""
+        for task in list(self._tasks):
+            task.cancel()
 
     @property
     def open_questions(self) -> int:

@@ -172,6 +172,7 @@ async def run_gateway(
             for task in tasks:
                 task.cancel()
             activator.close()
+            adapters.close()
             prober.close()
     finally:
         await agents.close()

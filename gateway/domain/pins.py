@@ -28,8 +28,7 @@ class Held:
 
     `uses` counts requests that have it, from before they ask; `asks` open questions to its agent.
     `engine_name` is what the engine serves it under, empty until the agent said so. `proven_s` is when the
-    newest ask or beacon that the agent heard was sent. `listed_from` is the first beacon that lists it
-    (0: none yet).
+    newest ask or beacon that the agent heard was sent.
     """
 
     node: str
@@ -40,11 +39,14 @@ class Held:
     asks: int = 0
     engine_name: str = ""
     proven_s: float | None = None
-    listed_from: int = 0
 
     @property
     def is_idle(self) -> bool:
         return not self.uses and not self.asks
+
+    def proven(self, at_s: float) -> None:
+        """Its agent heard of the pin from what was sent then."""
+        self.proven_s = at_s if self.proven_s is None else max(self.proven_s, at_s)
 
     def is_trusted(self, now_s: float) -> bool:
         """Whether its agent is known to keep it loaded now."""
@@ -102,7 +104,7 @@ class Pins:
     def granted(self, held: Held, engine_name: str, asked_s: float) -> None:
         """The agent said it is loaded, to a question of `asked_s`. Called before `asked`."""
         held.engine_name = engine_name
-        held.proven_s = asked_s if held.proven_s is None else max(held.proven_s, asked_s)
+        held.proven(asked_s)
 
     def asked(self, held: Held, now_s: float) -> None:
         """The question is over, whatever came of it."""
@@ -132,8 +134,6 @@ class Pins:
             if held.is_idle and now_s - held.last_use_s >= LINGER_S:
                 self._drop(held)
                 continue
-            if not held.listed_from:
-                held.listed_from = n
             idle_s = 0.0 if held.uses else round(max(0.0, now_s - held.last_use_s), 3)
             told.setdefault(held.replica, {})[held.pin] = Pin(held.uses, idle_s)
         return told
@@ -141,15 +141,15 @@ class Pins:
     def heard(self, node: str, n: int) -> None:
         """The agent of `node` says that `n` is the last beacon it heard of this gateway.
 
-        A pin that was given up and made again meanwhile is not in that beacon: only those count that are
-        listed since before it.
+        A beacon from before the ask does not list the pin, and proves less than the ask did: the later of the
+        two counts.
         """
         sent_s = self._sent_s.get(n)
         if sent_s is None:
             return
         for held in self._all():
-            if held.node == node and 0 < held.listed_from <= n and held.engine_name:
-                held.proven_s = sent_s if held.proven_s is None else max(held.proven_s, sent_s)
+            if held.node == node:
+                held.proven(sent_s)
 
     def recall(self, replica: str, pins: Iterable[str]) -> bool:
         """The agent asks pins back: those nobody uses are given up. Whether any was."""

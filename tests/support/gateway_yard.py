@@ -55,7 +55,7 @@ class Yard:
         subject = event_subject(noun, *key)
         seq, rev = self.heads.get(subject, (0, 0))
         draft = Draft(subject=subject, event=event, state=state, expected_seq=seq, rev=rev + 1)
-        of_agent = noun in ("node", "card", "replica")
+        of_agent = noun in ("node", "card", "replica", "slots")
         epoch = self.epochs.get(key[0], 1) if of_agent else 1
         appended = await self.log.append(draft, epoch=epoch)
         self.heads[subject] = (appended.seqs[0], rev + 1)
