@@ -86,6 +86,20 @@ _WORKER: Final = (
 )
 """What the engine behind every front end says, as its exceptions are worded."""
 
+_ANY: Final = (
+    Row(
+        text="conflicts with a served base model",
+        statuses=(400,),
+        call="load",
+        whose="adapter",
+        code=codes.LOAD_REFUSED,
+    ),
+    # Name or path were empty: nothing that is said of the adapter.
+    Row(text="must be provided", statuses=(400,), call="load"),
+    Row(text="to be provided", statuses=(400,), call="unload"),
+)
+"""What every front end says in the same words."""
+
 _PYTHON: Final = (
     Row(
         text="already been loaded",
@@ -103,16 +117,6 @@ _PYTHON: Final = (
     ),
     # Before it had a status of its own.
     Row(text="cannot be found", statuses=(400,), call="unload", means="absent"),
-    Row(
-        text="conflicts with a served base model",
-        statuses=(400,),
-        call="load",
-        whose="adapter",
-        code=codes.LOAD_REFUSED,
-    ),
-    # Name or path were empty: nothing that is said of the adapter.
-    Row(text="must be provided", statuses=(400,), call="load"),
-    Row(text="to be provided", statuses=(400,), call="unload"),
     # The engine had dropped it by itself, and goes on listing the name.
     Row(text="failed to remove lora adapter", statuses=(500,), call="unload"),
 )
@@ -122,18 +126,7 @@ _RUST: Final = (
     Row(text="is already loaded", statuses=(400,), call="load", means="already"),
     # Its model-not-found, which names no adapter.
     Row(text="does not exist", statuses=(404,), call="unload", means="absent"),
-    Row(text="is not loaded", statuses=(404,), call="unload", means="absent"),
-    Row(text="cannot be found", statuses=(404,), call="unload", means="absent"),
-    Row(
-        text="conflicts with a served base model",
-        statuses=(400,),
-        call="load",
-        whose="adapter",
-        code=codes.LOAD_REFUSED,
-    ),
     Row(text="must not be empty", statuses=(400,), call="load"),
-    Row(text="must be provided", statuses=(400,), call="load"),
-    Row(text="to be provided", statuses=(400,), call="unload"),
     Row(text="does not match loaded adapter", statuses=(400,), call="unload"),
     Row(
         text="adapter path must exist and be accessible",
@@ -150,10 +143,10 @@ _RUST: Final = (
 )
 
 TABLES: Final[dict[Dialect, tuple[Row, ...]]] = {
-    "flat": (*_PYTHON, *_WORKER),
+    "flat": (*_PYTHON, *_ANY, *_WORKER),
     # One envelope, told apart by words that change: what fits the other's rows is no less true.
-    "nested": (*_PYTHON, *_RUST, *_WORKER),
-    "rust": (*_RUST, *_PYTHON, *_WORKER),
+    "nested": (*_PYTHON, *_RUST, *_ANY, *_WORKER),
+    "rust": (*_RUST, *_PYTHON, *_ANY, *_WORKER),
     "none": _WORKER,
 }
 
