@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
@@ -35,8 +35,12 @@ from schemas.adapternames import pin_name
 from schemas.model import EngineName
 from schemas.vllm_flags import lora_room
 
-SETTLE_S = 10.0
+SETTLE_S: Final = 10.0
 """So often pins that ended by time alone are forgotten."""
+
+
+HOLDING: Final = frozenset({"ready", "draining", "parked"})
+"""Phases in which an engine has what was loaded."""
 
 
 class SlotDesk:
@@ -295,7 +299,7 @@ class SlotDesk:
         found: list[Holder] = []
         for name, known in sorted(self._replicas.items()):
             held = self._books.held.get(name)
-            if held is None or (replica and name != replica):
+            if held is None or held.replica.phase not in HOLDING or (replica and name != replica):
                 continue
             uses = pins.uses_in(self._gateways.pins, name, at)
             for pin, place in sorted(known.state.places.items()):
