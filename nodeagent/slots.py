@@ -195,9 +195,12 @@ class ReplicaSlots:
                     outcome, gone = "loaded", ""
                     self._begin(place, cause)
                     verdict = Join()
+                    # A person's try is one: what comes of it is the answer, as to anybody.
+                    how = "loaded"
                 case Join():
                     outcome = "joined" if outcome == "hit" else outcome
                     gone = ""
+                    how = "loaded"
                 case Wait():
                     self.look(cause)
             left = deadline - self._t.monotonic()

@@ -577,6 +577,24 @@ def test_a_person_loads_an_adapter_and_nobody_is_pinned_by_it(tmp_path):
     story(tmp_path, tell, "a", "b")
 
 
+def test_what_came_of_a_load_a_person_wants_is_the_answer_and_it_is_tried_once(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        yard.engine.faults["a"] = [BUSY, BUSY, BUSY]
+        for tries in (1, 2):
+            # The failure before does not keep a person from having it tried, once for each ask.
+            answer = await yard.person(LoadAdapter(replica="r-1", adapter="a"))
+            assert (answer.status, answer.code) == ("refused", codes.LOAD_FAILED)
+            assert answer.sentence == "worker died"
+            assert yard.engine.names("load") == ["a"] * tries
+        yard.engine.faults.clear()
+        done = await yard.person(LoadAdapter(replica="r-1", adapter="a"))
+        assert done.status == "done"
+        assert yard.said[-1][0].loaded[0].how == "person"
+
+    story(tmp_path, tell, "a")
+
+
 def test_scn_d8_an_unload_drains_unloads_and_reads_back(tmp_path):
     async def tell(yard: SlotYard):
         yard.serve()
