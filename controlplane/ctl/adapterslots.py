@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from controlplane.ctl.adapterview import Held
 from events.log import LogError, Wire
+from schemas import codes
 from schemas.adapterasks import (
     AdapterHolders,
     LoadAdapter,
@@ -27,6 +28,14 @@ LATE_S: Final = 5.0
 """So much later its answer is not awaited any more: it is not there."""
 PAUSE_S: Final = 0.25
 """Between two asks, should an agent answer at once."""
+
+_GOING_ON: Final = {
+    ("loading", False): "it is being loaded",
+    ("loading", True): "it is being loaded, and then unloaded",
+    ("waiting", False): "it waits for a place",
+    ("waiting", True): "it is unloaded once nobody uses it",
+}
+"""What is said when the agent says no more than that; True: of an unload."""
 
 Change = LoadAdapter | UnloadAdapter
 Tell = Callable[["Fate"], None]
@@ -77,34 +86,45 @@ async def change(
 
 
 async def _until_done(wire: Wire, node: str, ask: Change, tell: Tell, timeout_s: float) -> Fate:
+    """Asks until there is an end: an agent answers `loading` or `waiting` when it held the ask for as long as it may."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     told = ""
     while True:
-        left_s = max(0.0, end - loop.time())
-        answer = await _ask(wire, node, ask, min(WAIT_S, left_s))
-        if answer is None:
-            return Fate(node=node, replica=ask.replica, state="silent")
-        match answer.status:
-            case "done":
-                return Fate(node=node, replica=ask.replica, state="done", sentence=answer.sentence)
-            case "refused":
-                return Fate(
-                    node=node,
-                    replica=ask.replica,
-                    state="refused",
-                    code=answer.code,
-                    sentence=answer.sentence,
-                )
-            case "loading" | "waiting":
-                said = answer.sentence or f"it is {answer.status}"
-        going_on = Fate(node=node, replica=ask.replica, state="going on", sentence=said)
-        if loop.time() + PAUSE_S >= end:
-            return going_on
-        if said != told:
-            told = said
-            tell(going_on)
-        await asyncio.sleep(PAUSE_S)
+        began = loop.time()
+        answer = await _ask(wire, node, ask, min(WAIT_S, max(0.0, end - began)))
+        fate = _fate(node, ask, answer, is_repeated=bool(told))
+        if fate.state != "going on" or loop.time() + PAUSE_S >= end:
+            return fate
+        if fate.sentence != told:
+            told = fate.sentence
+            tell(fate)
+        if loop.time() - began < PAUSE_S:
+            # Else it is asked again at once: what ends meanwhile would end unheard, and be tried anew.
+            await asyncio.sleep(PAUSE_S)
+
+
+def _fate(node: str, ask: Change, answer: SlotsAnswer | None, *, is_repeated: bool) -> Fate:
+    """What one answer says. An unload that ended between two asks is not there any more at the second: done."""
+    if answer is None:
+        return Fate(node=node, replica=ask.replica, state="silent")
+    match answer.status:
+        case "done":
+            return Fate(node=node, replica=ask.replica, state="done", sentence=answer.sentence)
+        case "refused":
+            gone = isinstance(ask, UnloadAdapter) and answer.code == codes.NOT_FOUND
+            if gone and is_repeated:
+                return Fate(node=node, replica=ask.replica, state="done")
+            return Fate(
+                node=node,
+                replica=ask.replica,
+                state="refused",
+                code=answer.code,
+                sentence=answer.sentence,
+            )
+        case "loading" | "waiting":
+            said = answer.sentence or _GOING_ON[answer.status, isinstance(ask, UnloadAdapter)]
+            return Fate(node=node, replica=ask.replica, state="going on", sentence=said)
 
 
 async def _ask(

@@ -222,7 +222,7 @@ def test_a_load_that_takes_long_is_asked_for_again_until_it_is_done(yard: Yard) 
     }
     out, err = yard.ctl("load", "sql", "--replica", "r-1")
     assert out == ["sql: loaded in r-1 on n1"]
-    assert err == ["r-1 on n1: it is loading", "r-1 on n1: all 4 places are in use"]
+    assert err == ["r-1 on n1: it is being loaded", "r-1 on n1: all 4 places are in use"]
     assert yard.asked == [("n1", LoadAdapter(replica="r-1", adapter="sql"))] * 4
 
 
@@ -308,6 +308,18 @@ def test_an_unload_by_force_says_so_to_the_one_replica(yard: Yard) -> None:
     yard.agents = {"n2": holding([])}
     yard.ctl("unload", "sql", "--replica", "r-2", "--force")
     assert yard.asked == [("n2", UnloadAdapter(replica="r-2", adapter="sql", force=True))]
+
+
+def test_an_unload_that_ended_between_two_asks_is_done(yard: Yard) -> None:
+    """An agent that has it no more says so; to the first ask that is a no, to a later one the end of what was asked."""
+    gone = SlotsAnswer(status="refused", code="not_found", sentence="sql is not loaded in r-1")
+    yard.agents = {"n1": scripted(SlotsAnswer(status="waiting"), gone)}
+    out, err = yard.ctl("unload", "sql", "--replica", "r-1")
+    assert out == ["sql: unloaded in r-1 on n1"]
+    assert err == ["r-1 on n1: it is unloaded once nobody uses it"]
+    yard.agents = {"n1": scripted(gone)}
+    _, err = yard.ctl("unload", "sql", "--replica", "r-1", expect=2)
+    assert err == ["yardctl: r-1 on n1: sql is not loaded in r-1 [not_found]"]
 
 
 def test_what_is_loaded_nowhere_needs_no_unload(yard: Yard) -> None:
