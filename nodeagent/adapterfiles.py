@@ -110,11 +110,13 @@ class AdapterFiles:
         key = domain.set_of(adapter)
         if not key:
             raise FetchFailed(FETCH_FAILED, f"the files of {adapter.name} are not known yet")
-        try:
-            await self._files.obtain_set(key, domain.contents_of(adapter))
-        finally:
-            self._wake.set()  # it may have taken what was fetched ahead
-        self._failures.pop(key, None)
+        known = domain.contents_of(adapter)
+        if self._files.take(key, known) is None:
+            try:
+                await self._files.obtain_set(key, known)
+            finally:
+                self._wake.set()  # it may have taken the room of what was fetched ahead
+            self._failures.pop(key, None)
         return self.folder(adapter)
 
     # What stays.

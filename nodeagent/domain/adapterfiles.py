@@ -45,7 +45,7 @@ def may_run(profile: Profile, node: Node) -> bool:
     """Whether this node has what the profile asks for to run with adapters: an engine that loads them, cards
     it is meant for and as many as it takes, and leave to run commands if it is one.
 
-    How much memory is free there is another matter, which changes by the minute.
+    Placement asks for no more than that, but for memory, which changes by the minute.
     """
     if profile.engine == "command" and not node.allow_commands:
         return False
@@ -53,11 +53,7 @@ def may_run(profile: Profile, node: Node) -> bool:
     if engine is None or not engine.adapters:
         return False
     fitting = [
-        card
-        for card in node.cards
-        if not card.mig
-        and card.kind in engine.card_kinds
-        and suits(profile, node.id, card.id, card.kind)
+        card for card in node.cards if not card.mig and suits(profile, node.id, card.id, card.kind)
     ]
     return len(fitting) >= profile.cards
 

@@ -111,6 +111,7 @@ class Files:
         self._mirrors = Mirrors(monotonic)
         self._slots = asyncio.Semaphore(max(settings.fetches, 1))
         self._deciding = asyncio.Lock()
+        self._evicting = False
         self._sets: Flights[Path] = Flights()
         self._contents: Flights[None] = Flights()
         self._promised: dict[str, dict[str, int]] = {}
@@ -161,7 +162,7 @@ class Files:
             return source
         if not files.is_sha256(key):
             raise FetchFailed(FETCH_FAILED, f"{source!r} names no file of a mirror")
-        if (path := self._here(key, NOTHING_KNOWN)) is not None:
+        if (path := self.take(key)) is not None:
             return str(path)
         telling = asyncio.create_task(self._tell(key, replica, model))
         try:
@@ -175,12 +176,12 @@ class Files:
         """As `obtain`, of a set by its key, for somebody who is no replica; where its first file lies."""
         if not files.is_sha256(key):
             raise FetchFailed(FETCH_FAILED, f"{key!r} names no file of a mirror")
-        return self._here(key, known) or await self._soon(key, known)
+        return self.take(key, known) or await self._soon(key, known)
 
-    def _here(self, key: str, known: Mapping[str, str]) -> Path | None:
-        """Where a set lies that needs nothing done, from now on in use."""
+    def take(self, key: str, known: Mapping[str, str] = NOTHING_KNOWN) -> Path | None:
+        """Where the first file of a set lies that needs nothing done, used just now; None when it does. Quick."""
         path = self._store.whole(key, known)
-        if path is None or self._deciding.locked():
+        if path is None or self._evicting:
             return None
         self._store.use(key)
         return path
@@ -269,12 +270,22 @@ class Files:
         """Evicts what is held beyond the budget, as far as nothing here needs it. Never fails."""
         if not self.limits.budget_bytes:
             return
-        async with self._deciding:
+        async with self._making_room():
             stays, promised = self._stays(), self._all_promised()
             try:
                 await _to_the_end(partial(self._trim, stays, promised))
             except OSError as error:
                 log.warning("files not looked through", extra={"problem": str(error)})
+
+    @asynccontextmanager
+    async def _making_room(self) -> AsyncIterator[None]:
+        """Within, sets may go: what looks whole now may not be a moment later."""
+        async with self._deciding:
+            self._evicting = True
+            try:
+                yield
+            finally:
+                self._evicting = False
 
     def _stays(self) -> Stays:
         keys = self._needed() | self._sets.names()
@@ -310,7 +321,7 @@ class Files:
                         await in_thread(
                             lambda _, file=file: self._store.written_through(folder, file)
                         )
-            async with self._deciding:
+            async with self._making_room():
                 stays = self._stays().also(care.spare)
                 reserve = partial(self._reserve, manifest, stays, self._all_promised())
                 self._promised[key] = await _to_the_end(reserve)  # 3, 4

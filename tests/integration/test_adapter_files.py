@@ -2,6 +2,10 @@
 
 import asyncio
 import logging
+import os
+import random
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +21,7 @@ from events.memory_broker import MemoryBroker
 from nodeagent.adapterfiles import AdapterFiles
 from nodeagent.domain.adapterfiles import set_of
 from nodeagent.files.fetches import FetchFailed
+from nodeagent.files.store import Store
 from schemas.adapter import Adapter
 from schemas.node import Node
 from tests.support.adapter_files import (
@@ -106,6 +111,11 @@ def served(mirror: Mirror, *names: str, weights: int = 1000, **fields: Any) -> l
         mirror.add(manifest, *contents)
         adapters.append(an_adapter(name, manifest, order=order, **fields))
     return adapters
+
+
+def came(content: Path) -> int:
+    """How much of a content is here."""
+    return content.stat().st_size if content.exists() else 0
 
 
 def test_req_b3_every_adapter_is_on_the_node_before_anybody_asks_linked_under_its_names(tmp_path):
@@ -234,6 +244,124 @@ def test_somebody_who_waits_for_the_very_adapter_that_is_on_its_way_gets_what_ca
                 mirror.pause_s = 0
                 assert await s.files.obtain(adapter) == s.files.path(adapter)
             assert mirror.sent_bytes < adapter.bytes + 200_000
+
+    run(story())
+
+
+def test_a_fetch_ahead_that_hangs_lets_go_at_once(tmp_path):
+    async def story():
+        with serving_mirror(stall_at=[500_000] * 2) as mirror:
+            hangs, asked = served(mirror, "hangs", "asked", weights=1_000_000)
+            async with scene(tmp_path, mirror) as s:
+                await s.editor.write(hangs)
+                content = tmp_path / "partial" / hangs.files[0].sha256
+                await until(lambda: came(content) == 500_000, "it to hang")
+                began = time.monotonic()
+                await s.files.obtain(asked)
+                assert time.monotonic() - began < 2.0
+                await s.here(hangs)
+            (again,) = [span for key, span in mirror.files_asked() if key == set_of(hangs)][1:]
+            assert again == "bytes=500000-"
+
+    run(story())
+
+
+def test_who_stops_waiting_takes_nothing_from_the_others(tmp_path):
+    async def story():
+        with serving_mirror(pause_s=0.01) as mirror:
+            (adapter,) = served(mirror, "a", weights=500_000)
+            async with scene(tmp_path, mirror, begin=False) as s:
+                await s.editor.write(adapter)
+                leaving, staying = (asyncio.create_task(s.files.obtain(adapter)) for _ in range(2))
+                await until(lambda: mirror.sent_bytes > 100_000, "some of it")
+                leaving.cancel()
+                assert await staying == s.files.path(adapter)
+            assert mirror.sent_bytes == adapter.bytes
+
+    run(story())
+
+
+def test_looking_at_the_disk_holds_nobody_up_who_has_it_all_and_making_room_does(
+    tmp_path, monkeypatch
+):
+    async def story():
+        with serving_mirror() as mirror:
+            here, other = served(mirror, "here", "other")
+            async with scene(tmp_path, mirror, begin=False) as s:
+                await s.files.obtain(here)
+                files = s.node_files.files
+                going, looks = threading.Event(), []
+                look = Store.look
+
+                def slow_look(self, promised):
+                    looks.append(promised)
+                    assert going.wait(10)
+                    return look(self, promised)
+
+                monkeypatch.setattr(Store, "look", slow_look)
+                surveying = asyncio.create_task(files.survey({}, {}))
+                await until(lambda: len(looks) == 1, "the survey")
+                assert files.take(set_of(here)) is not None
+                fetching = asyncio.create_task(s.files.obtain(other))
+                going.set()
+                await surveying
+                going.clear()
+                await until(lambda: len(looks) == 2, "the fetch to make room")
+                # What is whole now may be going: it is not given out before that is over.
+                assert files.take(set_of(here)) is None
+                going.set()
+                await fetching
+                assert files.take(set_of(here)) is not None
+
+    run(story())
+
+
+def test_what_was_given_back_goes_after_what_was_not_used_for_longer(tmp_path):
+    async def story():
+        with serving_mirror() as mirror:
+            first, second, third = served(mirror, *"abc", weights=100_000)
+            held = {"r-1": a_held("r-1", launch=a_launch(adapters=4))}
+            async with scene(
+                tmp_path, mirror, begin=False, held=held, files_budget_bytes=250_000
+            ) as s:
+                s.files.keep("r-1", frozenset({set_of(first)}))
+                for n, adapter in enumerate((first, second)):
+                    await s.files.obtain(adapter)
+                    os.utime(tmp_path / "sets" / f"{set_of(adapter)}.json", (n, n))
+                # Used until now, however long ago it was fetched.
+                s.files.keep("r-1", frozenset())
+                await s.files.obtain(third)
+                assert s.present(first, second, third) == ["a", "c"]
+
+    run(story())
+
+
+def test_whoever_asks_in_whatever_order_gets_the_right_files(tmp_path):
+    """Asks and leavings at random while everything is fetched ahead: no ask fails, no content is wrong."""
+
+    async def story():
+        order = random.Random(7)
+        with serving_mirror(pause_s=0.001) as mirror:
+            adapters = served(mirror, *(f"a{n}" for n in range(12)), weights=200_000)
+            async with scene(tmp_path, mirror) as s:
+                await s.editor.write(*adapters)
+                asks: list[asyncio.Task[Path]] = []
+                for _ in range(60):
+                    asks.append(asyncio.create_task(s.files.obtain(order.choice(adapters))))
+                    for _ in range(order.randrange(6)):
+                        await asyncio.sleep(0.001)
+                    if order.random() < 0.3:
+                        order.choice(asks).cancel()
+                results = await asyncio.gather(*asks, return_exceptions=True)
+                failed = [r for r in results if isinstance(r, Exception)]
+                assert failed == []
+                await s.here(*adapters)
+            for adapter in adapters:
+                path = s.files.folder(adapter)
+                found = [(path / n).read_bytes() for n in NAMES]
+                assert found == list(adapter_set(adapter.name, 200_000)[1:])
+            # One download each, whatever was cut short; a piece or two may come twice.
+            assert mirror.sent_bytes < 12 * 200_000 * 1.7
 
     run(story())
 

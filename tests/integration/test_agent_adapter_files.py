@@ -1,6 +1,7 @@
 """An agent that has adapters' files before anybody asks: wired whole, and as its own user on a real server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -151,6 +152,34 @@ def test_an_agent_that_comes_back_evicts_no_adapter_before_it_knows_what_is_load
                         files.keep("r-1", frozenset())
                         await hand.plan(engine, an_item_of("r-3", model))
                         await started(hand, "r-3")
+
+    run(story())
+
+
+def test_an_agent_leaves_at_once_in_the_middle_of_a_fetch_and_the_next_goes_on(tmp_path):
+    async def story():
+        with serving_mirror(stall_at=[65_536] * 2) as mirror:
+            adapter = served(mirror, "a")
+            files_folder = tmp_path / "nodeagent" / "files"
+            content = files_folder / "partial" / adapter.files[0].sha256
+            async with memory_yard(tmp_path) as yard:
+                await Editor(yard.hand.log).write(BASE, adapter)
+                fields = {"node": a_node(engines=(LOADING,)), "mirror_token": TOKEN}
+                fields["files_keep_free_bytes"] = 0
+                async with announced(yard.hand.wire, mirror):
+                    async with yard.agent(**fields) as running:
+                        await until(
+                            lambda: content.exists() and content.stat().st_size == 65_536,
+                            "it to hang",
+                        )
+                        began = time.monotonic()
+                        await running.leave()
+                        assert time.monotonic() - began < 3.0
+                    async with yard.agent(**fields) as running:
+                        files = of_agent(running)
+                        await until(lambda: files.path(adapter) is not None, "the rest")
+            (again,) = [span for key, span in mirror.files_asked() if key == set_of(adapter)][1:]
+            assert again == "bytes=65536-"
 
     run(story())
 

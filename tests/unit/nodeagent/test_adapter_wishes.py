@@ -61,8 +61,9 @@ def a_catalog(*states: Model | Adapter) -> Catalog:
         ({"card": ("n*/gpu?",)}, True),
         ({"card": ("n2/*", "gpu")}, True),
         ({"card": ("n2/gpu0",)}, False),
-        # The engine has a build for gpus alone.
-        ({"card": ("cpu",)}, False),
+        # Placement does not ask what cards the engine was built for.
+        ({"card": ("cpu",)}, True),
+        ({"card": ("tpu",)}, False),
         ({"cards": 2}, False),
         # Loads none, and is not there at all.
         ({"engine": "llamacpp", "card": ("cpu",)}, False),
