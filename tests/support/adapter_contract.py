@@ -1,6 +1,7 @@
 """What every engine that loads adapters must do through its driver, as checks on one rig: an engine and its driver.
 
-The same checks run on a fake engine in each of its dialects, and can run on a real one.
+The same checks run on a fake engine in each of its dialects. The adapters are tiny and fit no real model; whoever
+runs them on a real engine gives the rig a base of that shape.
 """
 
 import asyncio
