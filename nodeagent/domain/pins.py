@@ -7,7 +7,8 @@ What ends a pin, in one place:
 
 1. a beacon of its gateway, numbered above the last ask's, that does not list it: it was given up.
 2. `keep_s` without a beacon that lists it and without an ask. The gateway trusts it for less long than that.
-3. its gateway is gone for an hour; until then what it was last seen to use may still be running (`silent`).
+3. its gateway is gone for an hour. Until then a request may run under it (`silent`), also when the last beacon
+   told of none: it may have begun just before the gateway stopped trusting the pin.
 4. its gateway is heard under a new incarnation, and 2: the process that had it is gone.
 """
 
@@ -61,8 +62,8 @@ class Pins(Struct, frozen=True, kw_only=True):
 class Use(Struct, frozen=True, kw_only=True):
     """What is known of the use of one adapter in one replica.
 
-    `gateways` have a pin that stands, `uses` requests run under those. `silent` requests were running when
-    their gateway fell silent: only the engine knows whether they still do. `used_at` is the last use.
+    `gateways` have a pin that stands, `uses` requests run under those. `silent` requests may run under pins that
+    ran out because nothing was heard of their gateway: only the engine knows whether they do. `used_at` is the last use.
     """
 
     gateways: tuple[str, ...] = ()
@@ -178,7 +179,7 @@ def settled(pins: Pins, at: float) -> Pins:
         replaced = newest[gateway.name] != gateway.incarnation
         standing: dict[str, dict[str, Pin]] = {}
         for replica, name, pin in _each(gateway.pins):
-            if at < pin.until or (pin.uses and not replaced):
+            if at < pin.until or not replaced:
                 standing.setdefault(replica, {})[name] = pin
         if standing or not replaced:
             kept[who] = replace(gateway, pins=standing)
@@ -203,8 +204,9 @@ def uses_in(pins: Pins, replica: str, at: float) -> dict[str, Use]:
                     uses=before.uses + pin.uses,
                     used_at=used_at,
                 )
-            elif pin.uses and newest[gateway.name] == gateway.incarnation:
-                found[name] = replace(before, silent=before.silent + pin.uses, used_at=used_at)
+            elif newest[gateway.name] == gateway.incarnation:
+                silent = before.silent + max(pin.uses, 1)
+                found[name] = replace(before, silent=silent, used_at=used_at)
     return found
 
 
