@@ -5,7 +5,8 @@
 
 An entry exists only beside its whole blob, at any moment a process or a machine may stop: an entry is *settled*
 once its bytes are surely on the disk, and one that never was is made a partial again at the next opening,
-where it is hashed once more before it counts. Several processes may share a folder; nothing is cached.
+where it is hashed once more before it counts. Several processes may share a folder: what was read of an entry holds
+only while its file is the very same.
 """
 
 import contextlib
@@ -67,8 +68,9 @@ class Reading:
         self.close()
 
 
-def write_whole(path: Path, text: bytes, *, through: bool) -> None:
-    """Writes by rename, so that a reader sees the old or the new; `through` to the disk before that."""
+def write_draft(path: Path, text: bytes, *, through: bool) -> Path:
+    """What is to take the place of `path` by rename, so that a reader sees the old or the new; `through` to the
+    disk already. Whoever makes it renames or removes it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -76,7 +78,7 @@ def write_whole(path: Path, text: bytes, *, through: bool) -> None:
         if through:
             file.flush()
             os.fsync(handle)
-    draft.replace(path)
+    return draft
 
 
 def sync_folder(path: Path) -> None:
@@ -99,6 +101,8 @@ class Store:
         self._partials = folder / "partial"
         self._readers: dict[str, int] = {}
         self._change = threading.Condition()
+        self._decoded: dict[str, tuple[tuple[int, int, int], Entry | None]] = {}
+        """By name of the entry's file, with what tells that file from any other of its name."""
 
     # -- opening ------------------------------------------------------------------------------------
 
@@ -193,10 +197,7 @@ class Store:
 
     def entries(self) -> tuple[Entry, ...]:
         """All of them, in order of their keys."""
-        found = [self._decode(path) for path in sorted(self._files.glob("*.json"))]
-        return tuple(
-            entry for entry in found if entry and self._blob_size(entry.sha256) == entry.bytes
-        )
+        return tuple(entry for entry in self._all() if self._blob_size(entry.sha256) == entry.bytes)
 
     def partials(self) -> dict[str, int]:
         """The bytes that are here of files on their way, by key."""
@@ -258,11 +259,14 @@ class Store:
 
     def adopt(self, wanted: Entry) -> Entry | None:
         """Makes `wanted.key` an entry when another one names the same bytes, without a download."""
+        if self._blob_size(wanted.sha256) is None:
+            return None  # mostly so: nobody's turn is waited for to find that out
         with self._locked():
-            same = [entry for entry in self.entries() if entry.sha256 == wanted.sha256]
+            same = self._named(wanted.sha256)
             if not same or same[0].bytes != wanted.bytes:
                 return None
-            entry = msgspec.structs.replace(wanted, settled=any(other.settled for other in same))
+            # `settle` writes it through; until then the others of its content vouch for the bytes.
+            entry = msgspec.structs.replace(wanted, settled=False)
             self._write_entry(entry)
         return entry
 
@@ -272,9 +276,14 @@ class Store:
         There is one when an entry could not be read, or while a removal waits for readers.
         """
         blob, partial = self._blobs / wanted.sha256, self._partials / wanted.key
+        if self._blob_size(wanted.sha256) is None:
+            return False
         with self._locked():
-            named = any(entry.sha256 == wanted.sha256 for entry in self.entries())
-            if named or self._blob_size(wanted.sha256) != wanted.bytes or partial.exists():
+            if (
+                self._named(wanted.sha256)
+                or self._blob_size(wanted.sha256) != wanted.bytes
+                or partial.exists()
+            ):
                 return False
             blob.chmod(0o600)
             blob.replace(partial)
@@ -308,11 +317,15 @@ class Store:
             fcntl.flock(handle, fcntl.LOCK_SH)
             os.fsync(handle)
             sync_folder(self._blobs)
-            with self._locked():
-                for entry in self.entries():
-                    if entry.sha256 == sha256 and not entry.settled:
-                        self._write_entry(msgspec.structs.replace(entry, settled=True))
-                sync_folder(self._files)
+            for entry in self._named(sha256):
+                if entry.settled:
+                    continue
+                # The disk is waited for outside the lock: all fetches would stand still for it.
+                settled = msgspec.structs.replace(entry, settled=True)
+                with self._drafted(settled) as draft, self._locked():
+                    if self._decode(self._entry_path(entry.key)) == entry:
+                        self._place(draft, settled)
+            sync_folder(self._files)
         finally:
             os.close(handle)
 
@@ -334,14 +347,14 @@ class Store:
         with self._change:
             self._change.wait_for(lambda: entry.sha256 not in self._readers, readers_wait_s)
         with self._locked():
-            if all(other.sha256 != entry.sha256 for other in self.entries()):
+            if not self._named(entry.sha256):
                 (self._blobs / entry.sha256).unlink(missing_ok=True)
         return True
 
     def condemn(self, sha256: str) -> tuple[str, ...]:
         """The blob's bytes are not what its name says: it goes with every entry that names it, at once."""
         with self._locked():
-            keys = tuple(entry.key for entry in self.entries() if entry.sha256 == sha256)
+            keys = tuple(entry.key for entry in self._named(sha256))
             for key in keys:
                 self._entry_path(key).unlink(missing_ok=True)
             (self._blobs / sha256).unlink(missing_ok=True)
@@ -365,12 +378,59 @@ class Store:
         for folder in (self.folder, self._blobs, self._files, self._partials):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def _all(self) -> list[Entry]:
+        """Every entry that can be read, with or without its blob. Of hundreds of adapters each fetch asks."""
+        decoded: dict[str, tuple[tuple[int, int, int], Entry | None]] = {}
+        with os.scandir(self._files) as files:
+            for file in files:
+                if not file.name.endswith(".json") or file.name.startswith("."):
+                    continue
+                try:
+                    status = file.stat()
+                except FileNotFoundError:
+                    continue
+                stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+                known = self._decoded.get(file.name)
+                if known is None or known[0] != stamp:
+                    known = (stamp, self._decode(self._files / file.name))
+                decoded[file.name] = known
+        self._decoded = decoded
+        return [entry for _, (_, entry) in sorted(decoded.items()) if entry is not None]
+
+    def _named(self, sha256: str) -> list[Entry]:
+        """The entries of a content whose blob is there, in order of their keys."""
+        return [
+            entry
+            for entry in self._all()
+            if entry.sha256 == sha256 and self._blob_size(sha256) == entry.bytes
+        ]
+
     def _entry_path(self, key: str) -> Path:
         return self._files / f"{key}.json"
 
-    def _write_entry(self, entry: Entry) -> None:
+    @contextlib.contextmanager
+    def _drafted(self, entry: Entry) -> Iterator[Path]:
+        """The entry beside its place, to be renamed to it under the lock."""
         # One that is not settled would not be believed after a power cut anyway.
-        write_whole(self._entry_path(entry.key), msgspec.json.encode(entry), through=entry.settled)
+        text = msgspec.json.encode(entry)
+        draft = write_draft(self._entry_path(entry.key), text, through=entry.settled)
+        try:
+            yield draft
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _place(self, draft: Path, entry: Entry) -> None:
+        """To be called under the lock."""
+        try:
+            draft.replace(self._entry_path(entry.key))
+        except FileNotFoundError:
+            # A process that just opened the folder took it for one that was left behind.
+            self._write_entry(entry)
+
+    def _write_entry(self, entry: Entry) -> None:
+        """To be called under the lock."""
+        with self._drafted(entry) as draft:
+            draft.replace(self._entry_path(entry.key))
 
     def _decode(self, path: Path) -> Entry | None:
         try:

@@ -1,8 +1,10 @@
 """The store of a mirror: entries beside whole blobs, at any moment a process may stop."""
 
+import contextlib
 import fcntl
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -68,13 +70,81 @@ def test_two_keys_of_one_content_share_the_bytes_without_a_download(tmp_path: Pa
     first = put(store, ONE, "a.gguf")
     second = store.adopt(entry_of(ONE, "b.gguf"))
     assert second is not None
-    assert second.settled
     assert read_all(store, second.key) == ONE
     assert len(list((store.folder / "blobs").iterdir())) == 1
     assert store.remove(first.key)
     assert read_all(store, second.key) == ONE
     assert store.remove(second.key)
     assert list((store.folder / "blobs").iterdir()) == []
+
+
+def test_an_adopted_file_is_vouched_for_until_it_is_settled_itself(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = put(store, ONE, "a.gguf")
+    second = store.adopt(entry_of(ONE, "b.gguf"))
+    assert second is not None
+    reopened = open_store(tmp_path)
+    assert [entry.settled for entry in reopened.entries()] == [True, True]
+    third = store.adopt(entry_of(ONE, "c.gguf"))
+    assert third is not None
+    store.settle(first.sha256)
+    found = store.entry(third.key)
+    assert found is not None
+    assert found.settled
+
+
+def test_what_is_remembered_of_an_entry_is_not_believed_of_another(tmp_path: Path) -> None:
+    """Two processes share the folder: each sees what the other writes and removes, at once."""
+    one, other = open_store(tmp_path), open_store(tmp_path)
+    kept = put(one, ONE, "a.gguf")
+    assert [entry.key for entry in other.entries()] == [kept.key]
+    other.settle(kept.sha256)
+    gone = put(other, TWO, "b.gguf")
+    assert sorted(entry.key for entry in one.entries()) == sorted([kept.key, gone.key])
+    assert one.remove(gone.key)
+    assert [entry.key for entry in other.entries()] == [kept.key]
+    (other.folder / "files" / f"{kept.key}.json").write_text("{")
+    assert one.entries() == ()
+    assert other.adopt(entry_of(ONE, "c.gguf")) is None, "nobody names the bytes any more"
+
+
+def test_settling_does_not_bring_back_what_was_removed_meanwhile(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    entry = put(store, ONE, settle=False)
+    drafted = store._drafted
+
+    @contextlib.contextmanager
+    def slow(made: Entry) -> Iterator[Path]:
+        with drafted(made) as draft:
+            assert store.remove(entry.key)
+            yield draft
+
+    store._drafted = slow  # type: ignore[method-assign]
+    store.settle(entry.sha256)
+    assert store.entries() == ()
+    assert list((store.folder / "files").iterdir()) == []
+
+
+def test_an_opening_beside_it_does_not_keep_a_file_from_settling(tmp_path: Path) -> None:
+    """It clears away drafts, as if a process that is gone had left them."""
+    store = open_store(tmp_path)
+    entry = put(store, ONE, settle=False)
+    drafted = store._drafted
+    opened: list[object] = []
+
+    @contextlib.contextmanager
+    def slow(made: Entry) -> Iterator[Path]:
+        with drafted(made) as draft:
+            if not opened:
+                opened.append(1)
+                draft.unlink()
+            yield draft
+
+    store._drafted = slow  # type: ignore[method-assign]
+    store.settle(entry.sha256)
+    found = store.entry(entry.key)
+    assert found is not None
+    assert found.settled
 
 
 def test_only_the_same_size_is_adopted(tmp_path: Path) -> None:
