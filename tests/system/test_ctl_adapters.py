@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.aio import run, until
 from tests.support.lora import write_adapter
 from tests.system.adapters import BASE, base_entry, replicas_ready, settings_for
@@ -12,6 +14,9 @@ from tests.system.yard import SystemYard, chat, client, system_yard
 
 Story = Callable[[SystemYard], Awaitable[None]]
 TRAINED_ON = "yard/tiny-base"
+
+pytestmark = pytest.mark.timeout(120)
+"""Two engines and dozens of calls; beside other tests that takes its time."""
 
 
 def tell(folder: Path, story: Story, *args: str, replicas: int = 2, limit: int = 2) -> None:
@@ -22,7 +27,7 @@ def tell(folder: Path, story: Story, *args: str, replicas: int = 2, limit: int =
             await replicas_ready(yard, replicas)
             await story(yard)
 
-    run(whole(), timeout_s=58)
+    run(whole(), timeout_s=110)
 
 
 async def rows(yard: SystemYard, *arguments: str) -> list[dict[str, Any]]:
