@@ -97,7 +97,7 @@ class AdapterDesk:
         2. silent agents come last, unless what they have loaded is known
         3. then gateway/domain/adapters.py chooses
         """
-        now_s, now = self._clock.now_s(), self._clock.now()
+        now_s = self._clock.now_s()
         pin = table.pin(entry)
         pinned: list[str] = []
         held: list[str] = []
@@ -129,15 +129,24 @@ class AdapterDesk:
             # With none left they take turns, as if nothing were known.
             if any(r.id not in shunned for r in candidates):
                 later = shunned
-        chosen = adapters.choose(  # 3
+        shun = Shun(refused=seeking.refused, later=later)
+        chosen = adapters.only_holder(  # 3
+            candidates,
+            pin=pin,
+            places=table.places,
+            pinned=pinned,
+            held=held,
+            inflight=inflight,
+            shun=shun,
+        ) or adapters.choose(
             candidates,
             adapter=entry.adapter.name,
             pin=pin,
             places=table.places,
             known=Known(pinned=pinned, held=held, loading=self.pins.loading),
             inflight=inflight,
-            now=now,
-            shun=Shun(refused=seeking.refused, later=later),
+            now=self._clock.now(),
+            shun=shun,
         )
         match chosen:
             case AdapterAtFault(bad=bad):
@@ -145,7 +154,7 @@ class AdapterDesk:
             case NoneLeft(bad=bad):
                 if bad is None:
                     return nobody_answers(seeking.name)
-                return not_loaded(seeking.name, bad.reason, until=bad.until, now=now)
+                return not_loaded(seeking.name, bad.reason, until=bad.until, now=self._clock.now())
             case Chosen(replica=replica, listed=listed, others=others):
                 return replica, Adapted(
                     entry=entry,

@@ -17,7 +17,7 @@ from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.http_rules import engine_request_headers
-from gateway.domain.model_rewrite import Span, model_spans
+from gateway.domain.model_rewrite import Span, named_model_spans
 from gateway.domain.request_fields import FieldsProblem, read_fields
 from gateway.domain.routing import Loss, after_loss
 from gateway.gateway import Asked, Gateway, Run
@@ -91,7 +91,7 @@ class Sending:
     async def spans(self) -> list[Span]:
         """Where the body names its model."""
         if self._spans is None:
-            self._spans = model_spans(await self.request.body.read_all())
+            self._spans = named_model_spans(await self.request.body.read_all())
         return self._spans
 
     async def make(self, model: str) -> Outgoing:

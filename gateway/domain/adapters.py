@@ -75,6 +75,42 @@ class NoneLeft(Struct, frozen=True, kw_only=True):
     bad: BadAdapter | None = None
 
 
+def only_holder(
+    candidates: Sequence[Replica],
+    *,
+    pin: str,
+    places: Mapping[str, Places],
+    pinned: Collection[str],
+    held: Collection[str],
+    inflight: Mapping[str, int],
+    shun: Shun,
+) -> Chosen | None:
+    """What `choose` says when one replica alone has the adapter, needs not be asked and is not busy; else None.
+
+    Nearly every request for an adapter is one of these, so it is worth an answer of its own.
+    """
+    if len(pinned) != 1 or len(held) != 1:
+        return None
+    found: Chosen | None = None
+    for replica in candidates:
+        here = places.get(replica.id)
+        slot = None if here is None else here.loaded.get(pin)
+        if replica.id not in pinned:
+            if slot is not None and not slot.leaving:
+                return None
+            continue
+        if (
+            (slot is not None and slot.leaving)
+            or inflight.get(replica.id, 0) > BUSY
+            or replica.id in shun.refused
+            or replica.id in shun.later
+        ):
+            return None
+        others = len(candidates) - 1
+        found = Chosen(replica=replica, holds=True, listed=slot is not None, others=others)
+    return found
+
+
 def choose(
     candidates: Sequence[Replica],
     *,
@@ -188,9 +224,10 @@ def said_twice(failures: Iterable[BadAdapter]) -> BadAdapter | None:
     for bad in failures:
         if bad.known:
             continue
-        if bad.reason in told:
+        words = " ".join(bad.reason.lower().split())
+        if words in told:
             return bad
-        told.add(bad.reason)
+        told.add(words)
     return None
 
 
@@ -209,6 +246,7 @@ __all__ = [
     "NoneLeft",
     "Shun",
     "choose",
+    "only_holder",
     "rendezvous",
     "said_twice",
 ]

@@ -11,6 +11,7 @@ import msgspec
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_MODEL_KEY: Final = b'"model"'
 _STRUCTURE: Final = re.compile(rb'["{}\[\]]')
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
@@ -24,12 +25,18 @@ def model_spans(document: bytes, start: int = 0) -> list[Span]:
     """Where the values of top-level `model` strings lie, quotes included; all, if it is repeated.
 
     `document` is valid JSON from `start` (the caller decoded it, or does not care). Keys written
-    with escapes count: a JSON reader cannot tell them apart.
+    with escapes count: a JSON reader cannot tell them apart. Where there are none and the bytes of the key stand
+    there once, what follows them is not read.
     """
     spans: list[Span] = []
+    last = document.find(_MODEL_KEY, start)
+    if b"\\u" in document or document.find(_MODEL_KEY, last + 1) >= 0:
+        last = len(document)
+    elif last < 0:
+        return spans
     depth = 0
     position = start
-    while (token := _TOKEN.search(document, position)) is not None:
+    while position <= last and (token := _TOKEN.search(document, position)) is not None:
         position = token.end()
         first = document[token.start()]
         if first in b"{[":
@@ -46,6 +53,22 @@ def model_spans(document: bytes, start: int = 0) -> list[Span]:
                     spans.append(value.span())
                     position = value.end()
     return spans
+
+
+def named_model_spans(document: bytes) -> list[Span]:
+    """The same for a JSON object that is known to name a model at its top level, in whatever order.
+
+    When the bytes of the key stand there once and nothing is escaped by number, they are that key: inside a string
+    they could only stand behind a backslash, and then the key itself would be a second.
+    """
+    at = document.find(_MODEL_KEY)
+    if at < 0 or document.find(_MODEL_KEY, at + 1) >= 0 or b"\\u" in document:
+        return model_spans(document)
+    colon = _COLON.match(document, at + len(_MODEL_KEY))
+    value = None if colon is None else _TOKEN.match(document, colon.end())
+    if value is None or document[value.start()] != 0x22:
+        return model_spans(document)
+    return [value.span()]
 
 
 def _names_model(key: bytes) -> bool:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.domain import error_bodies, http_rules
 from gateway.domain.chunked import LAST_CHUNK, chunk
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
-from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter
+from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone
 
@@ -78,7 +78,9 @@ async def relay(
     try:
         if response.status >= 400 and not response.sse and response.framing != NO_BODY:
             return await _relay_error(client, response, headers, before_first_byte)
-        if model is None and (body := response.take_whole()) is not None:
+        if (model is None or not response.sse) and (body := response.take_whole()) is not None:
+            if model is not None:
+                body = replace_model(body, model)
             return _relay_whole(client, response, body, headers, before_first_byte)
         return await _Relay(client, response, headers, model, before_first_byte).run()
     finally:
@@ -98,7 +100,7 @@ def _relay_whole(
     out = http_rules.client_response_headers(response.headers.items, sse=response.sse)
     if before_first_byte is not None:
         before_first_byte()
-    client.put(client.begin(response.status, [*out, *headers], response.framing) + body)
+    client.put(client.begin(response.status, [*out, *headers], len(body)) + body)
     client.end(reusable=True)
     now = client.loop.time()
     return Relayed(

@@ -11,6 +11,8 @@ from gateway.domain.model_rewrite import (
     JsonModelRewriter,
     SseModelRewriter,
     model_spans,
+    named_model_spans,
+    patch,
     replace_model,
 )
 from gateway.domain.request_fields import FieldsProblem, RequestFields, read_fields
@@ -113,3 +115,31 @@ def test_scn_b13_a_request_without_a_model_gets_a_sentence(
     assert isinstance(problem, FieldsProblem)
     assert problem.param == param
     assert words in problem.message
+
+
+@given(
+    st.dictionaries(st.sampled_from(["x", "messages", "[{", "\\", 'q"model"']), JSON),
+    st.dictionaries(st.sampled_from(["y", "z"]), JSON),
+    st.text(max_size=9),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_where_a_request_names_its_model_is_found_without_reading_all_of_it(
+    before: dict[str, object], after: dict[str, object], name: str, ascii_only: bool
+) -> None:
+    document = {**before, "model": name, **after}
+    raw = json.dumps(document, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    assert named_model_spans(raw) == model_spans(raw)
+    assert patch(raw, named_model_spans(raw), b'"new"') == replace_model(raw, "new")
+
+
+def test_a_name_that_looks_like_the_key_is_not_mistaken_for_it() -> None:
+    for raw, expected in (
+        (b'{"model":"model"}', b'{"model":"n"}'),
+        (b'{"a":"model","model":"b"}', b'{"a":"model","model":"n"}'),
+        (rb'{"a":"\"model\":\"c\"","model":"b"}', rb'{"a":"\"model\":\"c\"","model":"n"}'),
+        (b'{"n":{"model":"c"},"model":"b"}', b'{"n":{"model":"c"},"model":"n"}'),
+        (rb'{"mod\u0065l":"b","a":{"model":"c"}}', rb'{"mod\u0065l":"n","a":{"model":"c"}}'),
+        (b'{"model":"a","model":"b"}', b'{"model":"n","model":"n"}'),
+    ):
+        assert patch(raw, named_model_spans(raw), b'"n"') == expected
