@@ -10,6 +10,7 @@ from typing import Final
 from controlplane import headers
 from controlplane.adapterplaces.reader import AdapterReader
 from controlplane.domain.adaptersources import place_of
+from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from controlplane.domain.ggufheader import NotGguf
 from controlplane.domain.reports import (
     FileFault,
@@ -49,8 +50,9 @@ environment and a file of settings cannot hold a NUL."""
 
 
 class Hands:
-    """The hands of one instance; `fetches` files are fetched at the same time. `others` are the URLs of the other live mirrors by name, `far` the turns of
-    all who read headers at the registry."""
+    """The hands of one instance; `fetches` files are fetched at the same time, and as many of adapters beside
+    them. `others` are the URLs of the other live mirrors by name, `far` the turns of all who read headers at the
+    registry."""
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class Hands:
         self._mirror = mirror
         # A set may have hundreds of shards, and each fetch is a thread with its buffers.
         self._fetches = asyncio.Semaphore(max(fetches, 1))
+        # An adapter of some MiB does not wait for the hours that a model takes.
+        self._small_fetches = asyncio.Semaphore(max(fetches, 1))
         self._registry = registry
         self._far = far
         # A registry that drips does not hold up what is read from this disk.
@@ -96,7 +100,7 @@ class Hands:
             case ReadAdapter():
                 return await self._adapters.read(task)
             case Fetch():
-                async with self._fetches:
+                async with self._small_fetches if _is_small(task) else self._fetches:
                     return await self._fetch(task)
             case Verify():
                 return await checking.verify(
@@ -161,6 +165,11 @@ class Hands:
                     free_bytes=self._store.free_bytes(),
                     reserved=self._store.reserved(),
                 )
+
+
+def _is_small(task: Fetch) -> bool:
+    """Whether the file is an adapter's."""
+    return task.path in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 def _failed(task: ReadRepo | ReadHeader, code: str, sentence: str) -> StepFailed:

@@ -85,7 +85,9 @@ class ControlplaneSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mirror_url: Annotated[
         str, Meta(description="URL at which nodes reach this mirror; empty = http:// and `listen`.")
     ] = ""
-    mirror_fetches: Annotated[int, Meta(description="Files fetched at the same time.")] = 2
+    mirror_fetches: Annotated[
+        int, Meta(description="Files fetched at the same time; as many of adapters beside them.")
+    ] = 2
     mirror_bandwidth_bytes: Annotated[
         int, Meta(description="Bytes per second of all fetches together; 0 = no limit.")
     ] = 0

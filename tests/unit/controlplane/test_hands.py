@@ -95,15 +95,18 @@ def test_no_more_files_are_fetched_at_once_than_the_settings_say() -> None:
                 )
 
         hands = hands_with(Slow())
-        tasks = [
-            asyncio.create_task(
-                hands.do(Fetch(key=f"{n}", repo="a/b", commit="c", path="p", bytes=1, sha256=None))
-            )
-            for n in range(50)
-        ]
+
+        def fetch(n: int, path: str) -> Fetch:
+            return Fetch(key=f"{n}", repo="a/b", commit="c", path=path, bytes=1, sha256=None)
+
+        tasks = [asyncio.create_task(hands.do(fetch(n, "m.gguf"))) for n in range(50)]
         await until(lambda: at_once == 2, "two to begin")
+        tasks += [
+            asyncio.create_task(hands.do(fetch(n, "adapter_model.safetensors"))) for n in range(50)
+        ]
+        await until(lambda: at_once == 4, "two of adapters to begin beside them")
         gate.set()
         await asyncio.gather(*tasks)
-        assert most == 2
+        assert most == 4
 
     run(story())
