@@ -17,8 +17,8 @@ from typing import Any, Final
 import httpx
 
 from events.ids import new_id
+from events.log import Recorded
 from schemas.commands import AdapterAdd, Command
-from tests.support.aio import until
 from tests.support.fake_vllm import fake_env, vllm_program
 from tests.support.lora import write_adapter
 from tests.system.yard import SystemYard, client
@@ -55,7 +55,6 @@ def settings_for(folder: Path, cards: int = 4, **more: Any) -> dict[str, Any]:
     nodeagent = {
         "cards": declared,
         "gpus": False,
-        "card_look": "200ms",
         "vllm": vllm_program(folder / "programs"),
     }
     return {"nodeagent": nodeagent, "gateway": {"wait": "30s"}, **more}
@@ -92,30 +91,32 @@ def base_entry(
 
 
 async def add_adapters(
-    yard: SystemYard, folder: Path, names: Sequence[str], *, timeout_s: float = 60.0
+    yard: SystemYard, folder: Path, names: Sequence[str], *, timeout_s: float = 180.0
 ) -> None:
     """Makes an adapter of each name that answers with it, adds all to the catalog, returns when all are ready."""
     for name in names:
         source = write_adapter(folder / name, name, base="yard/tiny-base")
         body = AdapterAdd(name=name, base=BASE, source=str(source))
         await yard.log.send("admin", Command(id=new_id(), body=body))
-    wanted = set(names)
+    missing = set(names)
 
-    def all_ready() -> bool:
-        refused = [e.state for e in yard.of("adapter.refused") if e.key[0] in wanted]
-        assert not refused, refused[:3]
-        return wanted <= {event.key[0] for event in yard.of("adapter.ready")}
+    def last_ready(event: Recorded) -> bool:
+        if event.noun == "adapter" and event.key[0] in missing:
+            assert event.type != "adapter.refused", event.state
+            if event.type == "adapter.ready":
+                missing.discard(event.key[0])
+        return not missing
 
-    await until(all_ready, f"{len(names)} adapters to be ready", timeout_s)
+    await yard.when(last_ready, f"{len(names)} adapters to be ready", timeout_s=timeout_s)
 
 
 async def replicas_ready(yard: SystemYard, count: int, *, timeout_s: float = 30.0) -> None:
     """Waits until so many replicas of the base are ready."""
-
-    def ready() -> bool:
-        return len(running_replicas(yard)) == count
-
-    await until(ready, f"{count} replicas of {BASE}", timeout_s)
+    await yard.when(
+        lambda _: len(running_replicas(yard)) == count,
+        f"{count} replicas of {BASE}",
+        timeout_s=timeout_s,
+    )
 
 
 def running_replicas(yard: SystemYard) -> dict[str, int]:
@@ -157,12 +158,17 @@ class Asked:
 
 @dataclass
 class Traffic:
-    """Asks a trace of all gateways in turn, `clients` requests at a time, in the order of the trace."""
+    """Asks a trace of all gateways in turn, `clients` requests at a time, in the order of the trace.
+
+    With `tries` a request that failed is asked again, of the next gateway, as a client does that knows several.
+    """
 
     bases: Sequence[str]
     trace: Sequence[str]
     clients: int = 12
+    tries: int = 1
     answers: list[Asked] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
     _next: int = 0
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -188,10 +194,17 @@ class Traffic:
         while self._next < len(self.trace):
             number = self._next
             self._next += 1
-            gateway = number % len(https)
-            answer = await ask(https[gateway], self.trace[number], gateway, stream=number % 2 == 1)
-            self.answers.append(answer)
-            self._arrived.set()
+            for turn in range(self.tries):
+                gateway = (number + turn) % len(https)
+                answer = await ask(
+                    https[gateway], self.trace[number], gateway, stream=number % 2 == 1
+                )
+                self.answers.append(answer)
+                self._arrived.set()
+                if answer.good:
+                    break
+            else:
+                self.unanswered.append(self.trace[number])
 
     def how(self) -> Counter[str]:
         """The good answers by what the gateway says about its adapter: hit, joined, loaded, unpinned."""
