@@ -41,6 +41,9 @@ AdapterCommand = AdapterAdd | AdapterRemove | AdapterPin
 VERSION_DIGITS: Final = 12
 """Hex digits of a version."""
 
+GIVEN_BYTES: Final = 3072
+"""What its names and source may take: with what is read of it the whole state stays below 8 KiB."""
+
 TRAINED_ON_BYTES: Final = 300
 """How much of the base its configuration names an adapter's state tells."""
 
@@ -189,10 +192,10 @@ def _add(scene: Scene, actor: str, body: AdapterAdd) -> Accepted | Rejected:
         order=order if before is None else before.order,
     )
     size = len(msgspec.json.encode(adapter))
-    if size > entries.ENTRY_BYTES:
+    if size > GIVEN_BYTES:
         sentence = (
             f"names and source take {show_bytes(size)}; every event carries them, "
-            f"at most {show_bytes(entries.ENTRY_BYTES)}"
+            f"at most {show_bytes(GIVEN_BYTES)}"
         )
         return Rejected(code=codes.INVALID, sentence=sentence)
     why = f"added by {actor}" if before is None else f"added by {actor} in place of the refused one"
@@ -249,8 +252,8 @@ def _pins_full(scene: Scene, base: Model, name: str) -> Rejected | None:
     """The refusal of a pin that leaves no place: pinned adapters are never given up for others."""
     pinned = [
         one.name
-        for one in names.of_base(scene.world.adapters, base.name)
-        if one.pinned and one.phase != "refused" and one.name != name
+        for _, one in sorted(scene.world.adapters.items())
+        if one.base == base.name and one.pinned and one.phase != "refused" and one.name != name
     ]
     if len(pinned) < base.max_loaded_adapters:
         return None

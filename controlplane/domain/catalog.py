@@ -31,6 +31,9 @@ initial: Final[Mapping[str, Model]] = {}
 
 NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
 
+Adapters = Mapping[str, Sequence[Adapter]]
+"""By their base."""
+
 
 def decide(
     models: Mapping[str, Model],
@@ -57,7 +60,7 @@ def decide(
         case ModelRemove():
             if body.model not in models:
                 return not_found(models, body.model)
-            used = _in_use(adapters, (body.model,))
+            used = _in_use(names.by_base(adapters), (body.model,))
             return used if used is not None else _endings(body.model, actor, activations, records)
         case ModelScale():
             return _scale(models, body, actor)
@@ -108,7 +111,7 @@ def _add(
         where = (Problem(path="[0].name", sentence=sentence),)
         return Rejected(code=codes.EXISTS, sentence=sentence, problems=where)
     taken = _collisions(models, parsed, adapters)
-    return taken if taken is not None else _put(models, parsed, actor, ids, adapters)
+    return taken if taken is not None else _put(models, parsed, actor, ids, {})
 
 
 def _apply(
@@ -130,10 +133,11 @@ def _apply(
     gone = sorted(models.keys() - named) if body.prune else []
     left = {name: model for name, model in models.items() if name not in gone}
     refused = _collisions(left, parsed, adapters)  # 2
-    refused = refused or _in_use(adapters, gone) or _misfits(models, parsed, adapters)  # 3
+    here = names.by_base(adapters)
+    refused = refused or _in_use(here, gone) or _misfits(models, parsed, here)  # 3
     if refused is not None:
         return refused
-    changes = list(_put(models, parsed, actor, ids, adapters))  # 4
+    changes = list(_put(models, parsed, actor, ids, here))  # 4
     for name in gone:  # 5
         changes.extend(_endings(name, actor, activations, records))
     return tuple(changes)
@@ -190,14 +194,15 @@ def _collisions(
     holders = names.holders(others.values(), adapters.values())
     after = {**others, **{one.name: one.as_model(incarnation="", order=0) for one in parsed}}
     pairs = names.pairs(after, adapters.values()) if adapters else {}
+    here = names.by_base(adapters)
     problems: list[Problem] = []
     for index, entry in enumerate(parsed):
         places = [(f"[{index}].name", entry.name)]
         places += [(f"[{index}].aliases[{at}]", alias) for at, alias in enumerate(entry.aliases)]
         for path, name in places:
             taken = holders.get(name) or pairs.get(name)  # 1, 2
-            if taken is None and pairs:
-                taken = _pair_taken(name, entry.name, after, adapters)  # 3
+            if taken is None and entry.name in here:
+                taken = _pair_taken(name, entry.name, after, here)  # 3
             if taken is not None:
                 problems.append(Problem(path=path, sentence=taken))
     if not problems:
@@ -205,27 +210,22 @@ def _collisions(
     return Rejected(code=codes.EXISTS, sentence=_summary(problems), problems=tuple(problems))
 
 
-def _pair_taken(
-    name: str, base: str, after: Mapping[str, Model], adapters: Mapping[str, Adapter]
-) -> str | None:
+def _pair_taken(name: str, base: str, after: Mapping[str, Model], adapters: Adapters) -> str | None:
     """Why a model may not be called `name` although nobody else is: with one of its adapters that would make a
     pair that means something else already."""
-    own = names.of_base(adapters, base)
-    if not own:
-        return None
-    others = [adapter for adapter in adapters.values() if adapter.base != base]
-    every = names.pairs(after, others) | names.holders(after.values(), adapters.values())
-    for adapter in own:
+    others = [one for other, here in adapters.items() if other != base for one in here]
+    every = names.pairs(after, others) | names.holders(after.values(), (*others, *adapters[base]))
+    for adapter in adapters[base]:
         for pair in (f"{name}:{one}" for one in (adapter.name, *adapter.aliases)):
             if pair in every:
                 return f"{pair!r} would ask for the adapter {adapter.name!r}, but {every[pair]}"
     return None
 
 
-def _in_use(adapters: Mapping[str, Adapter], gone: Iterable[str]) -> Rejected | None:
+def _in_use(adapters: Adapters, gone: Iterable[str]) -> Rejected | None:
     """The refusal to remove models that have adapters."""
     for base in gone:
-        found = [one.name for one in names.of_base(adapters, base)]
+        found = [one.name for one in adapters.get(base, ())]
         if found:
             many = "an adapter" if len(found) == 1 else f"{len(found)} adapters"
             sentence = (
@@ -237,18 +237,18 @@ def _in_use(adapters: Mapping[str, Adapter], gone: Iterable[str]) -> Rejected | 
 
 
 def _misfits(
-    models: Mapping[str, Model], parsed: Sequence[ParsedEntry], adapters: Mapping[str, Adapter]
+    models: Mapping[str, Model], parsed: Sequence[ParsedEntry], adapters: Adapters
 ) -> Rejected | None:
     """The refusal of changed entries that adapters which fit them as they were do not fit any more."""
     problems: list[Problem] = []
     for index, entry in enumerate(parsed):
         old = models.get(entry.name)
-        if old is None or not adapters:
+        if old is None or entry.name not in adapters:
             continue
         new = _renewed(old, entry, adapters)
         lost: dict[str, list[str]] = {}
         pinned = 0
-        for adapter in names.of_base(adapters, entry.name):
+        for adapter in adapters[entry.name]:
             if adapter.phase == "refused":
                 continue
             pinned += adapter.pinned
@@ -274,7 +274,7 @@ def _put(
     parsed: Sequence[ParsedEntry],
     actor: str,
     ids: Ids,
-    adapters: Mapping[str, Adapter],
+    adapters: Adapters,
 ) -> tuple[Change, ...]:
     """Added and changed models in the order of the file; an equal entry makes no change."""
     changes: list[Change] = []
@@ -300,14 +300,12 @@ def _put(
     return tuple(changes)
 
 
-def _renewed(old: Model, entry: ParsedEntry, adapters: Mapping[str, Adapter]) -> Model:
+def _renewed(old: Model, entry: ParsedEntry, adapters: Adapters) -> Model:
     """The model with its entry as given; what the control plane keeps in it stays, and grows where adapters it
     has need that now."""
     new = entry.as_model(incarnation=old.incarnation, order=old.order)
     new = _with_reason(old, msgspec.structs.replace(new, lora_rank=old.lora_rank))
-    if new.max_loaded_adapters <= 0 or not adapters:
-        return new
-    here = names.of_base(adapters, new.name)
+    here = adapters.get(new.name, ())
     return preflight.with_rank(new, (one.rank for one in here if one.phase != "refused"))
 
 

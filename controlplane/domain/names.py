@@ -15,9 +15,12 @@ NAMED = 5
 """Names a sentence lists."""
 
 
-def of_base(adapters: Mapping[str, Adapter], base: str) -> list[Adapter]:
-    """The adapters of a model, by name."""
-    return sorted((one for one in adapters.values() if one.base == base), key=lambda one: one.name)
+def by_base(adapters: Mapping[str, Adapter]) -> dict[str, list[Adapter]]:
+    """The adapters of each model that has any, by name."""
+    found: dict[str, list[Adapter]] = {}
+    for name in sorted(adapters):
+        found.setdefault(adapters[name].base, []).append(adapters[name])
+    return found
 
 
 def listed(names: Iterable[str]) -> str:

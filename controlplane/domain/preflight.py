@@ -21,7 +21,7 @@ LORA: Final = "LORA"
 
 MOST_MODULES: Final = 32
 """Target modules an adapter's state tells; those of one kind in all layers are one."""
-LONGEST_MODULE: Final = 100
+LONGEST_MODULE: Final = 64
 """Characters of one of them."""
 
 _EMBEDDINGS: Final = frozenset(

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controlplane.domain import adapters
 from controlplane.domain.files import copy_on
@@ -274,7 +275,7 @@ def test_a_report_for_a_base_that_was_added_anew_is_not_believed(yard: AdapterYa
         ({"source": "./here"}, codes.INVALID, "source"),
         ({"source": "ftp://host/x"}, codes.INVALID, "source"),
         ({"source": "http://user:secret@host/x"}, codes.INVALID, "password"),
-        ({"aliases": ["x" * 190 + str(n) for n in range(50)]}, codes.INVALID, "8"),
+        ({"aliases": ["x" * 190 + str(n) for n in range(50)]}, codes.INVALID, "at most 3 KiB"),
     ],
 )
 def test_an_add_that_cannot_be_is_rejected(
@@ -393,13 +394,34 @@ def test_no_more_are_pinned_than_are_kept_loaded(yard: AdapterYard) -> None:
 
 def test_what_an_adapter_tells_fits_its_event(yard: AdapterYard) -> None:
     """A configuration is anybody's: what it says is cut before it goes into every event."""
-    yard.lay(
-        "x/sql",
-        target_modules=tuple(f"{'m' * 400}{n}" for n in range(4000)),
+    source = yard.lay(
+        "/x" * 500,
+        target_modules=tuple(f"{n}{'m' * 400}" for n in range(4000)),
         base_model_name_or_path="x/" + "llama" * 90,
     )
-    yard.have("sql", trust_base=True)
-    assert len(msgspec.json.encode(yard.adapter("sql"))) < 8192
+    aliases = [f"{'ä' * 190}{n}" for n in range(4)]
+    yard.have("sql", source=source, trust_base=True, aliases=aliases)
+    yard.fails["Fetch"] = (codes.CHECKSUM_MISMATCH, "w" * 5000)
+    yard.have("bad", source=yard.lay("/y" * 500), aliases=[a[1:] for a in aliases])
+    assert yard.adapter("bad").phase == "refused"
+    for name in ("sql", "bad"):
+        assert len(msgspec.json.encode(yard.adapter(name))) < 8192
+
+
+def test_one_that_cannot_be_written_is_left_alone_and_others_go_on(yard: AdapterYard) -> None:
+    """Its last event is of a newer version: nobody may write over it."""
+    for name in ("sql", "poet"):
+        yard.add_adapter(name)
+    yard.reports.extend(yard.perform(task) for task in yard.tasks())
+    yard.settle()
+    subject = yard.world.subject("adapter", "sql")
+    yard.world.heads[subject] = replace(
+        yard.world.heads[subject], writable=False, problem="of a newer version"
+    )
+    yard.run_workers()
+    assert (yard.adapter("sql").phase, yard.adapter("poet").phase) == ("fetching", "ready")
+    outcome = yard.pin("sql")
+    assert outcome.code == codes.UPGRADE_REQUIRED
 
 
 def test_a_new_leader_without_memory_decides_the_same(yard: AdapterYard) -> None:
