@@ -5,6 +5,7 @@ which parking needs, ask for no key: the engine listens on this machine alone an
 and off those that load adapters.
 """
 
+import asyncio
 import os
 import re
 import shutil
@@ -163,9 +164,15 @@ class VllmDriver:
         return {RUNTIME: "1", PREFIXES: root}
 
     async def probe(self, endpoint: str, key: str, *, health: str = "/health") -> bool:
-        """It answers when its health is 200. It says so while asleep as well: never ask a parked one."""
-        answer = await asking.get(endpoint, health, key)
-        return answer is not None and answer.status == 200
+        """It answers when its health is 200, and so is its list of models with this launch's key.
+
+        Health asks for no key: whoever else listens there would be taken for it. It says both while asleep as
+        well: never ask a parked one.
+        """
+        answers = await asyncio.gather(
+            asking.get(endpoint, health, key), asking.get(endpoint, "/v1/models", key)
+        )
+        return all(answer is not None and answer.status == 200 for answer in answers)
 
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
         """Running and waiting, and whether it generated anything since, from the beginning of /metrics.
