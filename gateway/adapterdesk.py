@@ -46,7 +46,11 @@ class Seeking:
     full_since_s: float | None = None
     began_load: bool = False
     how: HOW | None = None
-    asked_again: bool = False
+
+    def begin_anew(self) -> None:
+        """It waited for its model meanwhile: who was silent or full then is asked like any other."""
+        self.later.clear()
+        self.unheard_since_s = None
 
     def put_off(self, replica: str, others: int) -> bool:
         """Tries another one first. Whether every one was put off by now: then it is time to pause."""

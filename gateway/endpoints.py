@@ -291,6 +291,8 @@ class Inference:
             raise
         woken_s = clock.now_s()
         timeline.mark("woken", woken_s)
+        if sending.seeking is not None:
+            sending.seeking.begin_anew()
         if isinstance(outcome, Run):
             # Counted once it went out: of a thousand woken together each would wait for all others.
             served.waited_s += woken_s - joined_s
@@ -401,7 +403,7 @@ class Inference:
         """
         gone = ""
         while True:
-            name = await self._secure(run, exchange, timeline, served, gone)
+            name = await self._secure(run, exchange, sending, timeline, served, gone)
             response = await self._send(run, name, exchange, sending, served)
             if response.status != 404 or response.sse:
                 return response
@@ -416,7 +418,13 @@ class Inference:
             self._metrics.adapters_gone.inc()
 
     async def _secure(
-        self, run: Run, exchange: Exchange, timeline: Timeline, served: Served, gone: str
+        self,
+        run: Run,
+        exchange: Exchange,
+        sending: Sending,
+        timeline: Timeline,
+        served: Served,
+        gone: str,
     ) -> str:
         """The adapter's engine-side name, and what waiting for it took."""
         clock = self._gateway.clock
@@ -424,9 +432,10 @@ class Inference:
         try:
             name = await self._adapters.secure(run, exchange, gone=gone)
         finally:
-            adapted = run.adapted
-            served.how = (adapted.seeking.how if adapted is not None else None) or ""
-            if served.how != "hit":
+            seeking = sending.seeking
+            assert seeking is not None, "a run for an adapter was sought"
+            served.how = seeking.how or ""
+            if seeking.asked_s:
                 waited_s = clock.now_s() - began_s
                 served.waited_s += waited_s
                 self._metrics.waited_for_adapter(run.model, waited_s)

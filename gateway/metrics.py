@@ -92,7 +92,7 @@ class Metrics:
         )
         self.adapter_waited = Histogram(
             "yard_gateway_adapter_seconds",
-            "How long requests waited for an adapter that was no hit.",
+            "How long requests waited for their adapter when its agent had to be asked.",
             ["model"],
             buckets=(0.001, 0.003, *_WAIT_BUCKETS, 120),
             registry=self.registry,

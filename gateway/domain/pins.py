@@ -126,8 +126,11 @@ class Pins:
 
     def tell(self, n: int, now_s: float) -> dict[str, dict[str, Pin]]:
         """The pins that beacon `n`, sent now, lists; those nobody used for long are given up by it."""
-        for old in [o for o, sent_s in self._sent_s.items() if now_s - sent_s > REMEMBERED_S]:
-            del self._sent_s[old]
+        while self._sent_s:
+            oldest = next(iter(self._sent_s))
+            if now_s - self._sent_s[oldest] <= REMEMBERED_S:
+                break
+            del self._sent_s[oldest]
         self._sent_s[n] = now_s
         told: dict[str, dict[str, Pin]] = {}
         for held in list(self._all()):
