@@ -18,6 +18,7 @@ from nodeagent.domain import evicting, listing, pins, slots
 from nodeagent.domain.adapterfiles import set_of
 from nodeagent.domain.badloads import Bads, Fault
 from nodeagent.domain.evicting import Evict, Facts
+from nodeagent.domain.outranked import outranked
 from nodeagent.domain.slots import Hit, Join, Load, Moment, Place, Refuse, State, Verdict, Wait, Why
 from nodeagent.drivers.driver import ListedAdapter
 from nodeagent.files.fetches import FetchFailed
@@ -320,6 +321,10 @@ class ReplicaSlots:
                 code=codes.FILES_MISSING,
                 text=f"the catalog has {place.adapter} in version {place.version} no more",
             )
+        held = self._t.books.held.get(self.replica)
+        fault = outranked(adapter, held.launch if held is not None else None)
+        if fault is not None:
+            return fault
         self._sets[name] = set_of(adapter)
         self._keep()
         try:
