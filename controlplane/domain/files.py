@@ -247,10 +247,8 @@ def fold(scene: Scene, report: FileStored | FileFault | FileGone) -> Decision | 
 
 
 def _is_due(scene: Scene, key: str, mine: Copy) -> bool:
-    """A job or an adapter that began to wait after the failure does not wait for it; a model alone does."""
+    """A job that began to wait after the failure does not wait for it; an entry alone does."""
     for kind, name in scene.index.needs.by_key.get(key, ()):
-        if kind == "adapter" and scene.world.adapters[name].since > mine.since:
-            return True
         if kind != "job":
             continue
         steps = scene.world.jobs[name].steps
