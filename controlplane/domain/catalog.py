@@ -199,10 +199,11 @@ def _collisions(
     for index, entry in enumerate(parsed):
         places = [(f"[{index}].name", entry.name)]
         places += [(f"[{index}].aliases[{at}]", alias) for at, alias in enumerate(entry.aliases)]
+        meant = _meant_elsewhere(entry.name, after, here) if entry.name in here else {}
         for path, name in places:
             taken = holders.get(name) or pairs.get(name)  # 1, 2
-            if taken is None and entry.name in here:
-                taken = _pair_taken(name, entry.name, after, here)  # 3
+            if taken is None and meant:
+                taken = _pair_taken(name, here[entry.name], meant)  # 3
             if taken is not None:
                 problems.append(Problem(path=path, sentence=taken))
     if not problems:
@@ -210,15 +211,19 @@ def _collisions(
     return Rejected(code=codes.EXISTS, sentence=_summary(problems), problems=tuple(problems))
 
 
-def _pair_taken(name: str, base: str, after: Mapping[str, Model], adapters: Adapters) -> str | None:
-    """Why a model may not be called `name` although nobody else is: with one of its adapters that would make a
-    pair that means something else already."""
+def _meant_elsewhere(base: str, after: Mapping[str, Model], adapters: Adapters) -> dict[str, str]:
+    """What has a meaning besides the pairs of `base` itself: names, aliases, and the pairs of other bases."""
     others = [one for other, here in adapters.items() if other != base for one in here]
-    every = names.pairs(after, others) | names.holders(after.values(), (*others, *adapters[base]))
-    for adapter in adapters[base]:
+    return names.pairs(after, others) | names.holders(after.values(), (*others, *adapters[base]))
+
+
+def _pair_taken(name: str, own: Sequence[Adapter], meant: Mapping[str, str]) -> str | None:
+    """Why a model with the adapters `own` may not be called `name` although nobody else is: with one of them that
+    would make a pair that means something else already."""
+    for adapter in own:
         for pair in (f"{name}:{one}" for one in (adapter.name, *adapter.aliases)):
-            if pair in every:
-                return f"{pair!r} would ask for the adapter {adapter.name!r}, but {every[pair]}"
+            if pair in meant:
+                return f"{pair!r} would ask for the adapter {adapter.name!r}, but {meant[pair]}"
     return None
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from controlplane.domain import (
     activating,
-    adapters,
+    adaptercommands,
     catalog,
     consequences,
     jobcommands,
@@ -195,7 +195,7 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
         case ModelUnload():
             return _unload(scene, body)
         case AdapterAdd() | AdapterRemove() | AdapterPin():
-            return adapters.decide(scene, actor, body)
+            return adaptercommands.decide(scene, actor, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
         case ReplicaPark() | ReplicaResume():
