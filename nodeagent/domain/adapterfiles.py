@@ -78,12 +78,15 @@ def wanted(catalog: Catalog, node: Node, running: AbstractSet[str]) -> tuple[Ada
 
     Models that run here come first, then pinned adapters, then the order of the catalog, names last.
     """
+    served = {
+        name: model.incarnation for name, model in catalog.models.items() if may_serve(model, node)
+    }
     found = (
         adapter
-        for model in catalog.models.values()
-        if may_serve(model, node)
-        for adapter in catalog.adapters_of(model.name)
-        if adapter.phase == "ready" and adapter.files
+        for adapter in catalog.adapters.values()
+        if adapter.phase == "ready"
+        and adapter.files
+        and served.get(adapter.base) == adapter.base_incarnation
     )
     return tuple(
         sorted(
