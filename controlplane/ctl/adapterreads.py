@@ -12,11 +12,12 @@ from controlplane.ctl.connect import Api
 from controlplane.ctl.failures import CtlError
 from controlplane.ctl.show import print_fields, print_json, print_table
 
-ADD: Final = "yardctl adapter add NAME --base MODEL --source PATH|OWNER/REPO|URL"
+ADD: Final = "yardctl adapter add NAME --base {} --source PATH|OWNER/REPO|URL"
 
 
 async def list_adapters(api: Api, output: str, now: datetime, base: str | None = None) -> None:
-    """All of them, or those of one model, by base and name."""
+    """All of them, or those of one model, by base and name. Raises CtlError when there is no such model."""
+    base = None if base is None else await _model(api, base)
     found: list[Row] = [
         row for row in await api.data("/v1/adapters") if base is None or row["base"] == base
     ]
@@ -30,8 +31,17 @@ async def list_adapters(api: Api, output: str, now: datetime, base: str | None =
     print_table(
         adapterview.ADAPTER_COLUMNS,
         ([row[column] for column in adapterview.ADAPTER_COLUMNS] for row in rows),
-        f"there is no adapter; add one: {ADD}",
+        f"{base or 'the catalog'} has no adapter; add one: {ADD.format(base or 'MODEL')}",
     )
+
+
+async def _model(api: Api, name: str) -> str:
+    """The model's name, which may be given as an alias."""
+    models: list[Row] = await api.data("/v1/models")
+    for model in models:
+        if name == model["name"] or name in model.get("aliases", ()):
+            return model["name"]
+    raise CtlError(f"there is no model {name!r}; yardctl model list shows them")
 
 
 async def show_adapter(api: Api, name: str, output: str, now: datetime) -> None:

@@ -52,6 +52,7 @@ class Yard:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.resources: dict[str, list[dict[str, Any]]] = {
             "/v1/adapters": [SQL, OTHER],
+            "/v1/models": [{"name": "qwen", "aliases": ["q"]}, {"name": "bare"}],
             "/v1/replicas": list(REPLICAS),
             "/v1/slots": [{"node": "n1", "replica": "r-1", "loaded": [SLOT]}],
         }
@@ -349,6 +350,12 @@ def test_a_list_tells_states_and_places_by_base(yard: Yard) -> None:
     assert len(yard.ctl("list", "--base", "qwen")[0]) == 2
     (row,) = json.loads("\n".join(yard.ctl("list", "--base", "qwen", "-o", "json")[0]))
     assert row == SQL
+
+
+def test_a_base_may_be_named_by_its_alias_and_has_to_be_there(yard: Yard) -> None:
+    assert yard.ctl("list", "--base", "q") == yard.ctl("list", "--base", "qwen")
+    assert "bare has no adapter; add one" in yard.ctl("list", "--base", "bare")[0][0]
+    assert "no model 'x'" in yard.ctl("list", "--base", "x", expect=1)[1][0]
 
 
 def test_an_empty_list_says_how_to_add_one(yard: Yard) -> None:
