@@ -3,7 +3,8 @@
 Reading has no effects. Each function takes the open API and prints; nothing is kept.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -151,12 +152,19 @@ def card_cell(card: Row) -> str:
     return f"{card['id']} {held} of {size(card['memory_bytes'])} leased"
 
 
+def counted(states: Iterable[str]) -> str:
+    """`198 ready, 2 refused`: each state with how often it is there, the most frequent first."""
+    ordered = sorted(Counter(states).items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{count} {state}" for state, count in ordered)
+
+
 async def show_status(api: Api, output: str, now: datetime) -> None:
     """The yard at a glance."""
     doctor = await api.get("/v1/doctor")
     nodes, cards = await api.data("/v1/nodes"), await api.data("/v1/cards")
     models, replicas = await api.data("/v1/models"), await api.data("/v1/replicas")
     activations = await api.data("/v1/activations")
+    adapters = await api.data("/v1/adapters")
     if output == "json":
         print_json(
             {
@@ -166,6 +174,7 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
                 "models": models,
                 "replicas": replicas,
                 "activations": activations,
+                "adapters": adapters,
             }
         )
         return
@@ -182,6 +191,8 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
         print(f"node     {node['id']}: {standing_of(node)}; {', '.join(map(card_cell, own))}")
     if not nodes:
         print("node     none has registered")
+    if adapters:
+        print(f"adapters {counted(adapter['phase'] for adapter in adapters)}")
     print()
     print_table(
         ("model", "scaling", "state", "replicas", "profiles", "aliases"),

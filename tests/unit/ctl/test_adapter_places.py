@@ -61,6 +61,8 @@ class Yard:
         self._capsys = capsys
 
     def api(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/doctor":
+            return httpx.Response(200, json={"log_seq": 1, "leader": None, "findings": []})
         found = self.resources[request.url.path]
         return httpx.Response(200, json={"data": found, "applied_seq": 1})
 
@@ -356,6 +358,22 @@ def test_a_base_may_be_named_by_its_alias_and_has_to_be_there(yard: Yard) -> Non
     assert yard.ctl("list", "--base", "q") == yard.ctl("list", "--base", "qwen")
     assert "bare has no adapter; add one" in yard.ctl("list", "--base", "bare")[0][0]
     assert "no model 'x'" in yard.ctl("list", "--base", "x", expect=1)[1][0]
+
+
+def test_the_yard_at_a_glance_counts_adapters_by_state(
+    yard: Yard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for resource in ("nodes", "cards", "replicas", "activations"):
+        yard.resources[f"/v1/{resource}"] = []
+    yard.resources["/v1/models"] = []
+    yard.resources["/v1/adapters"] = [OTHER, SQL, {**SQL, "name": "three"}]
+    assert main.main(["status"]) == 0
+    assert "adapters 2 ready, 1 reading" in capsys.readouterr().out.splitlines()
+    yard.resources["/v1/adapters"] = []
+    assert main.main(["status"]) == 0
+    assert "adapters" not in capsys.readouterr().out
+    assert main.main(["status", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["adapters"] == []
 
 
 def test_an_empty_list_says_how_to_add_one(yard: Yard) -> None:
