@@ -217,9 +217,8 @@ class AdapterFiles:
         """Fetches what is missing until there is something new to look at; seconds until the next look."""
         if not self.synced:
             return LOOK_S
-        wishes = domain.wanted(
-            self.catalog, self._node, domain.running_models(self._held().values())
-        )
+        running = self._running()
+        wishes = domain.wanted(self.catalog, self._node, running)
         if not wishes:
             return LOOK_S
         wished = {domain.set_of(adapter) for adapter in wishes}
@@ -235,12 +234,15 @@ class AdapterFiles:
                 continue
             if not await self._fetch_one(adapter, key, plan.spare):
                 return 0.0
-            if self._wake.is_set():
-                return 0.0
+            if self._wake.is_set() or self._running() != running:
+                return 0.0  # what is wanted most may be another one now
             failure = self._failures.get(key)
             if failure is not None:
                 next_s = min(next_s, failure.again_at - self._monotonic())
         return max(next_s, 0.0)
+
+    def _running(self) -> frozenset[str]:
+        return domain.running_models(self._held().values())
 
     async def _plan(self, wishes: tuple[Adapter, ...]) -> domain.Ahead:
         survey = await self._files.survey(

@@ -23,7 +23,7 @@ SERVING_PHASES: Final = frozenset({"ready", "draining", "parked"})
 """An engine is there that may have adapters loaded."""
 
 _FIRST_AGAIN_S: Final = 15.0
-_LONGEST_AGAIN_S: Final = 600.0
+_LONGEST_AGAIN_S: Final = 120.0
 
 
 def set_of(adapter: Adapter) -> str:

@@ -157,6 +157,24 @@ def test_they_come_one_at_a_time_most_wanted_first(tmp_path):
     run(story())
 
 
+def test_a_model_that_begins_to_run_here_comes_first_from_then_on(tmp_path):
+    async def story():
+        with serving_mirror(pause_s=0.02) as mirror:
+            others = served(mirror, "m-0", "m-1", "m-2", "m-3", weights=300_000)
+            (mine,) = served(mirror, "mine", weights=300_000, base="runs")
+            async with scene(tmp_path, mirror, begin=False) as s:
+                await s.editor.write(a_base("runs", order=9), *others, mine)
+                await s.known(*others, mine)
+                s.files.begin()
+                await until(lambda: mirror.sent_bytes > 0, "the first one to come")
+                s.held["r-1"] = a_held("r-1", "starting", model="runs")
+                await s.here(*others, mine)
+            order = [path.rsplit("/", 1)[-1] for kind, path, _ in mirror.asked if kind == "sets"]
+            assert order[:2] == [set_of(others[0]), set_of(mine)]
+
+    run(story())
+
+
 def test_what_is_on_the_node_needs_no_mirror_and_no_byte(tmp_path):
     async def story():
         with serving_mirror() as mirror:
