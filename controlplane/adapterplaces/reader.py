@@ -5,7 +5,6 @@ It ends in one report. Whether the adapter fits its base is decided from that; n
 
 import asyncio
 import hashlib
-import logging
 from typing import Final
 
 from controlplane.adapterplaces import folder, repository, web
@@ -19,30 +18,39 @@ from controlplane.domain.work import ReadAdapter
 from controlplane.registry.client import Registry
 from controlplane.registry.faults import RegistryFault
 from schemas.adapter import AdapterFile
-
-log = logging.getLogger(__name__)
+from schemas.codes import SOURCE_UNREACHABLE
 
 AT_ONCE: Final = 4
 """Hundreds may be added together; a registry and a disk are asked by a few at a time."""
 
+WHOLE_S: Final = 600.0
+"""All the time one adapter gets from its turn on: a file system that answers no more keeps no turn for ever.
+Weights of many GiB in a folder, which are hashed here, come within it."""
+
 
 class AdapterReader:
     """The reader of one instance. `here` is what a person calls the machine it runs on; `retry_for_s` bounds all
-    tries to read a URL, as the registry's own setting those to read a repository."""
+    tries to read a URL, as the registry's own setting those to read a repository, `whole_s` everything."""
 
     def __init__(
-        self, registry: Registry, *, here: str, retry_for_s: float = web.RETRY_FOR_S
+        self,
+        registry: Registry,
+        *,
+        here: str,
+        retry_for_s: float = web.RETRY_FOR_S,
+        whole_s: float = WHOLE_S,
     ) -> None:
         self._registry = registry
         self._here = here
         self._retry_for_s = retry_for_s
+        self._whole_s = whole_s
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, task: ReadAdapter) -> AdapterRead | AdapterUnreadable:
         """What `task.source` is. A fault of any kind is a report with its sentence."""
         try:
             async with self._turns:
-                found = await self._find(task.source)
+                found = await self._bounded(task.source)
         except (Unreadable, RegistryFault) as fault:
             return _unreadable(task, fault.code, fault.sentence)
         config = read_config(found.config)
@@ -56,6 +64,18 @@ class AdapterReader:
             config=config,
             files=_files(found),
         )
+
+    async def _bounded(self, source: str) -> Found:
+        bound = asyncio.timeout(self._whole_s)
+        try:
+            async with bound:
+                return await self._find(source)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise Unreadable(
+                SOURCE_UNREACHABLE, f"{source} could not be read within {self._whole_s:g} s"
+            ) from None
 
     async def _find(self, source: str) -> Found:
         match read_source(source):

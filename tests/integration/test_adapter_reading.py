@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.adapterplaces.reader import AdapterReader
+from controlplane.adapterplaces.reader import AT_ONCE, AdapterReader
 from controlplane.domain.adapterconfig import CONFIG_BYTES
 from controlplane.domain.adaptersources import sum_of_contents
 from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS, file_key
@@ -394,6 +394,20 @@ def test_a_cancelled_reading_leaves_the_server() -> None:
 
     with file_server(script) as server:
         run(go(f"{server.url}/a"), 20)
+
+
+def test_a_source_that_does_not_end_keeps_no_turn() -> None:
+    async def go(url: str) -> list[Read]:
+        reader = AdapterReader(Registry(), here="cp-1", whole_s=0.3)
+        task = ReadAdapter(adapter="a", incarnation="i", source=url)
+        return list(await asyncio.gather(*(reader.read(task) for _ in range(AT_ONCE + 1))))
+
+    with file_server(lambda asked: asked.stall()) as server:
+        reports = run(go(f"{server.url}/a"), 20)
+    for report in reports:
+        assert isinstance(report, AdapterUnreadable)
+        assert report.code == codes.SOURCE_UNREACHABLE
+        assert "could not be read within 0.3 s" in report.sentence
 
 
 @pytest.mark.parametrize("source", ["polite", "https://me:pw@h.test/a", "/a/../b"])

@@ -22,6 +22,7 @@ from tests.hub.server import Hub
 from tests.integration.test_serve_wiring import SECRET, Yard
 from tests.support.aio import run, until
 from tests.support.controlplanes import api, leads, running
+from tests.support.fileserver import Asked, file_server
 from tests.support.lora import write_adapter
 
 BEARER = {"authorization": f"Bearer {mirror_token(node_secret(SECRET, 'n'), 'n')}"}
@@ -57,6 +58,16 @@ def tell(tmp_path: Path, story: Story) -> None:
 
     with Hub() as hub:
         run(whole(hub), 60)
+
+
+async def follow(first: ControlPlane, second: ControlPlane) -> None:
+    """The second leads in place of the first, which runs on."""
+    await until(lambda: second.leader.reader.synced, "the second to be synced")
+    mirroring = second.leader._mirroring
+    assert mirroring is not None
+    await until(lambda: bool(mirroring.others()), "the first one's mirror")
+    await first.leader._say(leaving=True)
+    await until(leads(second), "the second to lead", 20)
 
 
 async def added(yard: Yard, plane: ControlPlane, name: str, source: str, **more: Any) -> Adapter:
@@ -144,6 +155,31 @@ def test_an_adapter_s_files_are_kept_while_it_is_there(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_inv_6_an_adapter_that_was_being_read_is_read_by_the_next_leader(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "polite")
+
+    def script(asked: Asked) -> None:
+        if len(asked.server.requests) == 1:
+            asked.stall()
+        else:
+            asked.answer(200, (folder / asked.path.rpartition("/")[2]).read_bytes())
+
+    async def story(yard: Yard, first: ControlPlane, _: httpx.AsyncClient) -> None:
+        with file_server(script) as server:
+            body = AdapterAdd(
+                name="polite", base="llama", source=f"{server.url}/a", trust_base=True
+            )
+            await yard.send(first, body)
+            await until(lambda: bool(server.requests), "the first to read it")
+            second = yard.plane("cp-2")
+            async with running(second):
+                await follow(first, second)
+                adapters = second.leader.world.adapters
+                await until(lambda: adapters["polite"].phase == "ready", "the adapter", 20)
+
+    tell(tmp_path, story)
+
+
 def test_req_b3_another_control_plane_has_what_lay_in_a_folder_of_the_first(tmp_path: Path) -> None:
     """The folder is gone when the second leads: its mirror takes the files from the first one's."""
     folder = write_adapter(tmp_path / "polite")
@@ -153,12 +189,7 @@ def test_req_b3_another_control_plane_has_what_lay_in_a_folder_of_the_first(tmp_
         shutil.rmtree(folder)
         second = yard.plane("cp-2")
         async with running(second):
-            await until(lambda: second.leader.reader.synced, "the second to be synced")
-            mirroring = second.leader._mirroring
-            assert mirroring is not None
-            await until(lambda: bool(mirroring.others()), "the first one's mirror")
-            await first.leader._say(leaving=True)
-            await until(leads(second), "the second to lead", 20)
+            await follow(first, second)
             files = second.leader.world.files
             await until(
                 lambda: all(
