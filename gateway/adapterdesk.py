@@ -63,16 +63,22 @@ class Seeking:
 
 @dataclass(slots=True)
 class Adapted:
-    """What a run for an adapter has in its replica. `listed`: its slots tell that it is loaded there under
-    `listed_name`. `others`: how many more replicas may be tried."""
+    """What a run for an adapter has in its replica. `listed`: its slots tell that it is loaded there. `others`:
+    how many more replicas may be tried."""
 
     entry: AdapterEntry
     pin: str
     held: Held
     seeking: Seeking
     listed: bool
-    listed_name: str
     others: int
+
+    def listed_name(self, places: Places | None) -> str:
+        """What its replica's slots say that the engine serves it under."""
+        slot = None if places is None else places.loaded.get(self.pin)
+        adapter = self.entry.adapter
+        usual = engine_name(adapter.name, adapter.version)
+        return usual if slot is None else slot.engine_name or usual
 
 
 class AdapterDesk:
@@ -166,7 +172,6 @@ class AdapterDesk:
                     held=self.pins.begin(replica.node, replica.id, pin, now_s),
                     seeking=seeking,
                     listed=listed,
-                    listed_name=_listed_name(table.places.get(replica.id), pin, entry),
                     others=others,
                 )
 
@@ -209,10 +214,3 @@ class AdapterDesk:
     def replica_over(self, replica: str) -> None:
         """The launch is over, or parked."""
         self.pins.forget_replica(replica)
-
-
-def _listed_name(places: Places | None, pin: str, entry: AdapterEntry) -> str:
-    """What the log says its engine serves it under."""
-    slot = None if places is None else places.loaded.get(pin)
-    usual = engine_name(entry.adapter.name, entry.adapter.version)
-    return usual if slot is None else slot.engine_name or usual

@@ -131,8 +131,7 @@ class Adapters:
                 self.give_up_on(run, "its engine does not have it, and its agent cannot be asked")
                 raise Elsewhere
         elif adapted.listed and not self._can_ask(run.replica):  # 2
-            seeking.how = "unpinned"
-            return adapted.listed_name
+            return self._unpinned(run, adapted)
         seeking.asked_s.setdefault(run.replica.id, gateway.clock.now_s())
         while True:  # 3
             if exchange.aborted is not None:
@@ -160,6 +159,12 @@ class Adapters:
             until=self._gateway.clock.now() + timedelta(seconds=REFUSED_S),
         )
 
+    def _unpinned(self, run: Run, adapted: Adapted) -> str:
+        adapted.seeking.how = "unpinned"
+        table = self._gateway.table
+        places = None if table is None else table.adapters.places.get(run.replica.id)
+        return adapted.listed_name(places)
+
     def _can_ask(self, replica: Replica) -> bool:
         return self._gateway.is_connected() and not self._gateway.desk.is_silent(replica.node)
 
@@ -177,8 +182,7 @@ class Adapters:
         now_s = clock.now_s()
         if answer is None:
             if adapted.listed and not gone:
-                seeking.how = "unpinned"
-                return adapted.listed_name
+                return self._unpinned(run, adapted)
             await self._unheard(replica, adapted, exchange)
             return None
         if is_mine and answer.how == "loaded":

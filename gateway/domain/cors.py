@@ -13,7 +13,7 @@ _TOKEN: Final = frozenset(
     b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 _MAX_NAMES: Final = 64
-_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-yard-waited-ms"
+_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-yard-waited-ms, x-yard-adapter"
 _MAX_AGE_S: Final = b"600"
 
 

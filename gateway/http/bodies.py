@@ -47,6 +47,11 @@ class BodySource(Protocol):
         """Total bytes when known already; None sends it chunked."""
         ...
 
+    @property
+    def is_held(self) -> bool:
+        """Whether `in_memory` gives the whole body."""
+        ...
+
     def in_memory(self) -> bytes | None:
         """The whole body when it is complete and small."""
         ...
@@ -173,9 +178,14 @@ class Body:
         """Total bytes when known already."""
         return self.size if self.complete else self.declared
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is complete and was never spooled."""
+        return self.complete and not (self._spooled or self._writing or self.released)
+
     def in_memory(self) -> bytes | None:
         """The whole body when it is complete and was never spooled, else None."""
-        if not self.complete or self._spooled or self._writing or self.released:
+        if not self.is_held:
             return None
         if len(self._blocks) > 1:
             self._blocks = [b"".join(self._blocks)]
@@ -360,6 +370,11 @@ class PatchedBody:
         self.length: int | None = body.size + sum(
             len(value) - (stop - start) for start, stop in spans
         )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the original is in memory."""
+        return self._body.is_held
 
     def in_memory(self) -> bytes | None:
         """The patched body when the original is in memory."""

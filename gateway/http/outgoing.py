@@ -43,9 +43,9 @@ class Outgoing:
         if isinstance(body, bytes):
             self._inline, size = body, len(body)
         elif body is not None:
-            whole = body.in_memory()
-            if whole is not None and len(whole) <= INLINE_BODY:
-                self._inline, size = body, len(whole)
+            length = body.length
+            if length is not None and length <= INLINE_BODY and body.is_held:
+                self._inline, size = body, length
             else:
                 self.source = body
         if self.source is not None:
