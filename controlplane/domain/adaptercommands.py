@@ -136,6 +136,11 @@ def _taken(scene: Scene, body: AdapterAdd, base: Model) -> str:
         said = holders.get(pair) or pairs.get(pair)
         if said is not None:
             return f"{pair!r} would ask for {name!r}, but {said}; give another name"
+    engine_side = adapternames.of_engine_name(base.name)
+    if engine_side is not None and engine_side[0] == body.name:
+        return (
+            f"an engine could be told {base.name!r} for it, and that is its base; give another name"
+        )
     for id_ in sorted(world.running_jobs):
         job = world.jobs[id_]
         for name in own:

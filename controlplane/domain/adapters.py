@@ -1,7 +1,7 @@
 """Decides what becomes of an adapter of the catalog: whether it fits, when it is ready, why it is refused.
 
-What people wish of adapters is adaptercommands.py's affair. It loads none into an engine: agents do that, from what is ready. Whether one fits its base is preflight's to say,
-how its files come to a mirror is files.py's.
+What people wish of adapters is adaptercommands.py's affair, how their files come to a mirror files.py's. It loads
+none into an engine: agents do that, with what is ready.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ def look_after(scene: Scene, name: str) -> Decision | None:
     here = [file for file in known if file is not None]
     if len(here) < len(known) or not known:  # 2
         after = replace(adapter, phase="reading", files=(), bytes=0, since=scene.now)
-        event = AdapterChanged(by="control", fields=("phase", "files"))
+        event = AdapterChanged(by="system:control", fields=("phase", "files"))
         why = "the log knows its files no more, it is read again"
         return _decision(scene, adapter, (change(after, event, why),))
     if mirror and all(files.is_here(file, mirror) for file in here):  # 3

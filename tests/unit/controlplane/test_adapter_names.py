@@ -138,3 +138,10 @@ def test_a_name_that_cannot_be_one_is_refused(
 
 def test_a_name_with_an_at_sign_that_is_no_version_is_fine(yard: AdapterYard) -> None:
     assert yard.add_adapter("sql@home").status == "accepted"
+
+
+def test_scn_d3_an_adapter_is_never_told_to_an_engine_by_the_name_of_its_base() -> None:
+    """vLLM would answer for the base with the adapter from then on."""
+    yard = adapter_yard(base_model("sql@0123abcd"))
+    exists(yard.add_adapter("sql", "sql@0123abcd"), "'sql@0123abcd'")
+    assert yard.add_adapter("sq", "sql@0123abcd", aliases=["sql"]).status == "accepted"
