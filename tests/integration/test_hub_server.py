@@ -373,6 +373,20 @@ def program(tmp_path: Path) -> Iterator[Program]:
         yield program
 
 
+def test_the_program_serves_adapters_of_their_own_repositories() -> None:
+    with Program("--adapter", "o/polite:16", "--adapter", "o/rude", "--base", "o/base") as program:
+        told = Answer(f"{program.url}/api/models/o/polite?blobs=1").json()
+        assert [one["rfilename"] for one in told["siblings"]] == [
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+        config = Answer(f"{program.url}/o/polite/resolve/main/adapter_config.json").json()
+        assert (config["r"], config["base_model_name_or_path"]) == (16, "o/base")
+        config = Answer(f"{program.url}/o/rude/resolve/main/adapter_config.json").json()
+        assert config["r"] == 8
+
+
 def test_the_program_serves_files_and_ends_when_told(program: Program) -> None:
     told = Answer(f"{program.url}/api/models/o/m?blobs=1").json()
     assert [(one["rfilename"], one["size"]) for one in told["siblings"]] == [
