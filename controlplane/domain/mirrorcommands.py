@@ -10,6 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.domain import files, jobtexts
+from controlplane.domain.adaptersources import place_of
 from controlplane.domain.decision import Accepted, Change, Rejected
 from controlplane.domain.needs import key_of_source, keys_of_set
 from controlplane.domain.quantities import show_bytes
@@ -64,13 +65,21 @@ def _matching(scene: Scene, what: str) -> list[File] | Rejected:
     known = scene.world.files
     if _KEY.fullmatch(wanted.lower()):
         found = [known[key] for key in sorted(known) if key.startswith(wanted.lower())]
+    elif place_of(wanted) != "registry":
+        place = wanted.rstrip("/")
+        found = [
+            known[key]
+            for key in sorted(known)
+            if place in (known[key].repo, files.named(known[key]))
+        ]
     else:
         named = _NAMED.fullmatch(wanted)
         if named is None:
             return Rejected(
                 code=codes.INVALID,
                 sentence=f'"{jobtexts.clipped(what, 200)}" names no file; give a key, '
-                f"{SHORTEST_KEY} characters of one or more, or OWNER/REPO[@COMMIT][/PATH]",
+                f"{SHORTEST_KEY} characters of one or more, OWNER/REPO[@COMMIT][/PATH], or the URL or "
+                "folder an adapter came from",
             )
         repo, commit, path = named["repo"].casefold(), named["commit"], named["path"]
         found = [

@@ -16,6 +16,7 @@ from controlplane.domain.needs import keys_of_adapter, keys_of_set, needed_files
 from controlplane.domain.reports import AdapterConfig, AdapterRead
 from schemas import codes
 from schemas.adapter import AdapterFile, AdapterPhase
+from schemas.commands import MirrorRemove
 from schemas.file import Copy, File
 from tests.support.adapter_yard import AdapterYard, adapter_yard
 from tests.support.serving import COMMIT, sha_of
@@ -132,6 +133,22 @@ def test_a_fetch_for_an_adapter_ends_with_it(yard: AdapterYard) -> None:
     assert yard.tasks() == () or all(isinstance(t, work.Remove) for t in yard.tasks())
     yard.run_workers()
     assert yard.world.files == {}, "nobody has them and nobody needs them"
+
+
+@pytest.mark.parametrize("source", ["/srv/polite", "https://h.test/polite"])
+@pytest.mark.parametrize(
+    ("behind", "count"), [("", 2), ("/", 2), ("/adapter_config.json", 1), ("/none", 0)]
+)
+def test_a_person_names_an_adapter_s_files_by_where_they_came_from(
+    yard: AdapterYard, source: str, behind: str, count: int
+) -> None:
+    yard.have("sql", source=source)
+    needed = yard.do(MirrorRemove(what=f"{source}{behind}"))
+    assert needed.code == (codes.IN_USE if count else codes.NOT_FOUND)
+    yard.drop("sql")
+    outcome = yard.do(MirrorRemove(what=f"{source}{behind}"))
+    assert outcome.code == (None if count else codes.NOT_FOUND)
+    assert len(outcome.lines) == count
 
 
 # -- files
