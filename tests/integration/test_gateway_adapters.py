@@ -186,6 +186,35 @@ def test_req_b36_a_client_that_leaves_abandons_no_load(tmp_path: Path) -> None:
     run(story())
 
 
+def test_req_b39_one_of_those_who_wait_for_a_load_leaves_and_the_others_are_answered(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            made.gate.clear()
+            async with yard.client(gateway) as client:
+                asked = [asyncio.create_task(client.post(PATH, json=chat("poet"))) for _ in "123"]
+                await until(
+                    lambda: gateway.gateway.usage.by_replica.get("r-1") == 3, "three to wait"
+                )
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.post(PATH, json=chat("poet"), timeout=0.2)
+                asked[0].cancel()
+                await until(
+                    lambda: gateway.gateway.usage.by_replica.get("r-1") == 2,
+                    "two of them to be gone",
+                )
+                made.gate.set()
+                answers = [await a for a in asked[1:]]
+            assert [a.status_code for a in answers] == [200, 200]
+            assert len(made.asks) == len(made.loads) == 1
+            nothing_left(gateway)
+
+    run(story())
+
+
 def test_req_b58_an_adapters_own_fault_is_told_at_once_and_no_other_replica_is_asked(
     tmp_path: Path,
 ) -> None:
@@ -388,6 +417,43 @@ def test_req_b59_a_load_that_takes_too_long_is_the_replicas_fault(
             assert answer.status_code == 200
             assert {a.replica for a in made.asks} == {"r-1", "r-2"}
             nothing_left(gateway)
+
+    run(story())
+
+
+class ShiftedClock(LoopClock):
+    """The loop's clock, as far ahead as a test likes."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
+def test_req_b5_a_replica_may_take_two_minutes_for_a_load_and_no_longer(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made, "r-1", "r-2")
+            gateway = await yard.gateway()
+            clock = gateway.gateway.clock = ShiftedClock()
+
+            def loading(ask: Ensure) -> EnsureAnswer:
+                made.answers.append(loading)
+                return EnsureAnswer(status="loading", how="loaded")
+
+            made.answers = [loading]
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat("poet")))
+                await made.until_asked(2)
+                clock.ahead_s = 118.0
+                await made.until_asked(len(made.asks) + 2)
+                assert len({a.replica for a in made.asks}) == 1
+                made.answers.clear()
+                made.answers.append(lambda _: EnsureAnswer(status="loading", how="loaded"))
+                clock.ahead_s = 121.0
+                answer = await asked
+            assert answer.status_code == 200
+            assert len({a.replica for a in made.asks}) == 2
 
     run(story())
 

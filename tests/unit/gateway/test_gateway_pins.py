@@ -134,14 +134,20 @@ def test_a_load_nobody_waits_for_any_more_is_kept_for_the_next_who_asks() -> Non
     assert pins.begin("n1", "r-1", A, 9.0).is_trusted(9.0)
 
 
-def test_a_launch_that_is_over_takes_its_pins_along_and_ends_of_its_requests_change_nothing() -> (
+def test_req_b28_a_launch_that_is_over_takes_its_pins_along_and_its_requests_still_end_once() -> (
     None
 ):
     pins = Pins()
     held = asked(pins, 0.0)
     pins.forget_replica("r-1")
     assert not held.is_trusted(0.0)
+    assert held.uses == 1
+    # B10: what comes under that name later is another launch's and begins with nothing.
+    again = pins.begin("n1", "r-1", A, 0.5)
+    assert again is not held
     pins.end(held, 1.0)
+    assert pins.tell(1, 1.0) == {"r-1": {A: Pin(1, 0.0)}}
+    pins.end(again, 1.0)
     assert len(pins) == 0
 
 
