@@ -37,8 +37,6 @@ _ENVIRONMENT: Final = {
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_READ_ENDINGS: Final = (".gguf", ADAPTER_WEIGHTS, ADAPTER_CONFIG)
-"""Names of files that somebody may choose: one that is not told properly is not passed over in silence."""
 _FILE_BYTES: Final = 2**53
 NAME_BYTES: Final = 255
 """No file system of a node keeps a longer name."""
@@ -170,7 +168,7 @@ def _checked(asked: Asked, info: Any) -> Repo | RegistryFault:
         file = _file(told)
         if file is not None:
             files.append(file)
-        elif str(told.rfilename).lower().endswith(_READ_ENDINGS):
+        elif _may_be_chosen(str(told.rfilename)):
             return faults.garbage(asked, "one of its files has no proper path, size or sha256")
     return Repo(
         id=info.id,
@@ -180,6 +178,11 @@ def _checked(asked: Asked, info: Any) -> Repo | RegistryFault:
         private=bool(info.private),
         suggested_name=suggest_name(info.id),
     )
+
+
+def _may_be_chosen(path: str) -> bool:
+    """Whether it is a model's or an adapter's: such a one that is not told properly is not passed over in silence."""
+    return path.lower().endswith(".gguf") or path in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 def _file(told: Any) -> RepoFile | None:

@@ -256,7 +256,7 @@ def both(**change: bytes) -> dict[str, bytes]:
 def test_a_url_is_read_with_the_server_s_word_for_the_weights() -> None:
     files = both()
     with file_server(serving(files, etag='"v1"')) as server:
-        report = found(f"{server.url}/a/")
+        report = found(f"{server.url}/a/", token="hf_secret")
         assert report.repo == f"{server.url}/a"
         assert [(file.bytes, file.sha256) for file in report.files] == [
             (len(files[ADAPTER_WEIGHTS]), ""),

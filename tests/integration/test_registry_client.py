@@ -406,6 +406,8 @@ GARBAGE: list[Any] = [
             {"lfs": {"sha256": "abc", "size": 1, "pointerSize": 1}},
             {"lfs": {"sha256": 7, "size": 1, "pointerSize": 1}},
             {"lfs": 7},
+            {"rfilename": "adapter_model.safetensors", "size": None},
+            {"rfilename": "adapter_config.json", "lfs": {"sha256": "abc", "size": 1}},
         )
     ),
 ]
@@ -421,7 +423,8 @@ def test_an_answer_that_is_no_listing_is_refused(hub: Hub, answer: Any) -> None:
 
 
 def test_a_file_that_nobody_wants_may_have_any_name(hub: Hub) -> None:
-    siblings = [a_file(), {"rfilename": "odd\nname.txt", "size": 1}]
+    odd = ("odd\nname.txt", "a\n/adapter_config.json")
+    siblings = [a_file(), *({"rfilename": name, "size": 1} for name in odd)]
     hub.fault(listed(id="o/m", sha=COMMIT, siblings=siblings))
 
     async def story() -> None:
