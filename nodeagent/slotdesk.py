@@ -13,12 +13,13 @@ from typing import Any, Final, assert_never
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.domain import pins
+from nodeagent.domain.adapterfiles import set_of
 from nodeagent.domain.badloads import Bads
 from nodeagent.domain.pins import Pins
 from nodeagent.domain.slotasks import LONGEST_WAIT_S, wrong_with
 from nodeagent.domain.slots import Hit, Join, Load, Refuse, Wait
 from nodeagent.drivers.driver import Driver
-from nodeagent.slots import LOOK_S, NOT_HERE, Bell, ReplicaSlots, SlotTools
+from nodeagent.slots import HOLDING, LOOK_S, NOT_HERE, Bell, ReplicaSlots, SlotTools
 from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, engine_side
 from schemas import codes
 from schemas.adapterasks import (
@@ -37,10 +38,6 @@ from schemas.vllm_flags import lora_room
 
 SETTLE_S: Final = 10.0
 """So often pins that ended by time alone are forgotten."""
-
-
-HOLDING: Final = frozenset({"ready", "draining", "parked"})
-"""Phases in which an engine has what was loaded."""
 
 
 class SlotDesk:
@@ -127,12 +124,22 @@ class SlotDesk:
         known = self._replicas.get(name)
         if known is not None:
             known.rest()
+            return
+        held, slots = self._books.held.get(name), self._books.slots.get(name)
+        if held is None or held.replica.phase != "parked" or not held.replica.adapter_slots:
+            return
+        # An agent that starts asks no engine that sleeps, and its files stay all the same.
+        told = [self._files.adapter(s.adapter) for s in (slots.loaded if slots else ())]
+        self._files.keep(
+            name, frozenset(set_of(adapter) for adapter in told if adapter is not None)
+        )
 
     def leave(self, name: str) -> None:
         """The launch is over, and with it all that was in its engine."""
         known = self._replicas.pop(name, None)
         if known is not None:
             known.close()
+        self._files.give_back(name)
         self._gateways.pins = pins.without_replica(self._gateways.pins, name)
 
     # What is told to others.

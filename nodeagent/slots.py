@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
@@ -40,10 +40,13 @@ from schemas.slots import (
 
 LOG = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S: Final = 1.0
 """So often an ask that waits is looked at again, and what has to leave and cannot."""
 
-NAMES = 4
+HOLDING: Final = frozenset({"ready", "draining", "parked"})
+"""Phases in which an engine has what was loaded."""
+
+NAMES: Final = 4
 """So many engine-side names are tried for one version before it is given up."""
 
 NOT_HERE = Refuse(code=codes.NOT_HERE, sentence="this replica is not ready here")
@@ -103,6 +106,7 @@ class ReplicaSlots:
         if not adopted:
             self._met.set()
         self._bell = Bell()
+        self._one_by_one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sets: dict[str, str] = {}
         self._load_s: dict[str, float] = {}
@@ -401,21 +405,29 @@ class ReplicaSlots:
             self._timer = loop.call_later(max(wake_at - at, 0.01), self.look)
 
     async def _evict(self, evict: Evict, cause: str) -> None:
-        """Unloads what was chosen, unless the engine itself says that requests run on it."""
-        engine = self._t.engine(self.replica)
-        running = await engine.running() if engine is not None else None
-        is_unknown = running is None and evict.must_know
-        if is_unknown or (running is not None and evict.place.engine_name in running):
-            rest_s = self._t.times.again_s if is_unknown else self._t.times.rest_s
-            LOG.info("adapter stays: it is in use", extra=self._fields(evict.place))
-            at = self._t.monotonic()
-            self.state = slots.spared(self.state, evict.name, at, rest_s=rest_s)
-            self._bell.ring()
-            self.look(cause)
-            return
-        await self._unload(evict.name, evict.place, cause)
+        """Unloads what was chosen, after those that were chosen before, unless the engine itself says that requests
+        run on it."""
+        async with self._one_by_one:
+            engine = self._t.engine(self.replica)
+            running = await engine.running() if engine is not None else None
+            is_unknown = running is None and evict.must_know
+            if not is_unknown and evict.place.engine_name not in (running or ()):
+                await self._unload_now(evict.name, evict.place, cause)
+                return
+        rest_s = self._t.times.again_s if is_unknown else self._t.times.rest_s
+        LOG.info("adapter stays: it is in use", extra=self._fields(evict.place))
+        self.state = slots.spared(self.state, evict.name, self._t.monotonic(), rest_s=rest_s)
+        self._bell.ring()
+        self.look(cause)
 
     async def _unload(self, name: str, place: Place, cause: str) -> None:
+        """Unloads what a person wants gone whatever runs on it."""
+        async with self._one_by_one:
+            await self._unload_now(name, place, cause)
+
+    async def _unload_now(self, name: str, place: Place, cause: str) -> None:
+        """Asks the engine, within a time of its own, and says what became of it. Its list is read after that: an
+        engine's word alone is no proof."""
         engine = self._t.engine(self.replica)
         no_engine = Fault(whose="replica", code=codes.NOT_HERE, text=NOT_HERE.sentence)
         done = no_engine if engine is None else await engine.unload(place.engine_name)
@@ -438,7 +450,6 @@ class ReplicaSlots:
         self._keep()
         self._bell.ring()
         self.look(cause)
-        # The engine's own list is read after each: its word alone is no proof.
         self._audit_soon(0.0)
 
     # The engine's own list.
@@ -567,12 +578,14 @@ class ReplicaSlots:
                 self._sets[name] = set_of(adapter)
             if name in self._sets:
                 sets.add(self._sets[name])
+        self._sets = {name: key for name, key in self._sets.items() if name in self.state.places}
         self._t.files.keep(self.replica, frozenset(sets))
 
     def _say(self, event: SlotsEvent, *, reason: str = "", cause: str = "") -> None:
         books = self._t.books
         held = books.held.get(self.replica)
-        if held is None:
+        if held is None or held.replica.phase not in HOLDING:
+            # What an engine's end does to its adapters the replica's own events say.
             return
         before = books.slots.get(self.replica) or Slots(
             node=books.node,

@@ -333,3 +333,65 @@ def test_an_agent_that_starts_lets_asks_wait_for_its_engines(tmp_path):
         assert (await ask).status == "ready"
 
     story(tmp_path, tell, "a")
+
+
+def test_req_b17_all_who_come_at_first_share_one_read(tmp_path):
+    async def tell(yard: SlotYard):
+        assert isinstance(yard.engine, SlowToList)
+        yard.serve(adopted=True)
+        names = ("a", "b") * 5
+        asks = [asyncio.ensure_future(yard.ask(name, f"g{n}")) for n, name in enumerate(names)]
+        await asyncio.sleep(0.01)
+        yard.engine.gate.set()
+        assert {(await ask).status for ask in asks} == {"ready"}
+        assert yard.engine.calls.count(("list", "")) == 1
+
+    story(tmp_path, tell, "a", "b", engine=SlowToList())
+
+
+def test_req_b19_a_list_that_comes_when_its_replica_has_left_is_dropped(tmp_path):
+    async def tell(yard: SlotYard):
+        assert isinstance(yard.engine, SlowToList)
+        has(yard, "a")
+        yard.serve(adopted=True)
+        await yard.until(lambda: ("list", "") in yard.engine.calls, "the list")
+        yard.phase("failed")
+        yard.desk.leave("r-1")
+        yard.engine.gate.set()
+        await asyncio.sleep(0.02)
+        assert (yard.said, yard.books.slots, yard.files.kept) == ([], {}, {})
+
+    story(tmp_path, tell, "a", engine=SlowToList())
+
+
+def test_req_b21_a_read_that_failed_changes_nothing_that_was_known(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        await yard.have("a")
+        replica = yard.desk._replicas["r-1"]
+        before = replica.state
+        lists = yard.engine.calls.count(("list", ""))
+        yard.engine.list_faults = [BUSY]
+        yard.engine.loaded.clear()
+        replica._audit_soon(0.0)
+        await yard.until(lambda: yard.engine.calls.count(("list", "")) > lists, "the read")
+        await asyncio.sleep(0.01)
+        assert replica.state.places == before.places
+        assert drifts(yard) == []
+
+    story(tmp_path, tell, "a")
+
+
+def test_a_parked_engine_that_is_taken_over_is_asked_nothing_and_its_files_stay(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        yard.desk.leave("r-1")
+        calls = len(yard.engine.calls)
+        yard.books.slots["r-1"] = known("a")
+        yard.phase("parked")
+        yard.desk.rest("r-1")
+        assert yard.files.kept["r-1"] == {yard.files.adapters["a"].files[0].key}
+        assert len(yard.engine.calls) == calls
+        assert (await yard.ask("a")).status == "not_here"
+
+    story(tmp_path, tell, "a")

@@ -44,6 +44,13 @@ def test_req_b24_one_loaded_while_the_list_was_on_its_way_is_kept():
         assert read(state, ()) == (state, Drift())
 
 
+def test_req_b18_a_list_speaks_of_what_was_before_it_was_asked_for_and_of_nothing_later():
+    state = a_state(3, a_place("a", 10.0), a_place("b", 30.0))
+    assert read(state, (), began=20.0)[1].lost == (pin("a"),)
+    assert read(state, (), began=31.0)[1].lost == (pin("a"), pin("b"))
+    assert read(state, (), began=10.0)[1].lost == ()
+
+
 def test_req_b24_one_in_use_is_kept():
     state = a_state(2, a_place("a", 1.0))
     assert not read(state, (), known=facts("a"))[1]

@@ -30,6 +30,12 @@ def test_req_b35_an_ask_for_an_absent_adapter_reserves_its_place_in_the_same_ste
     assert ask(state, "a", 1.0)[1] == Join()
 
 
+def test_req_b11_the_same_moment_gives_the_same_decision_and_no_clock_is_asked():
+    state = a_state(1, a_place("x"), a_place("y"), room=2)
+    assert ask(state, "a", 7.0) == ask(state, "a", 7.0)
+    assert ask(state, "a", 7.0) != ask(state, "a", 8.0)
+
+
 def test_req_b37_one_load_per_adapter_however_many_ask():
     state, first = ask(a_state(4), "a", 1.0)
     assert isinstance(first, Load)
