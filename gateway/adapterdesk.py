@@ -52,6 +52,11 @@ class Seeking:
         self.later.clear()
         self.unheard_since_s = None
 
+    def refused_by(self, replica: str, why: BadAdapter) -> None:
+        """It is not tried again there; whatever was loading there was not this request's after all."""
+        self.refused[replica] = why
+        self.began_load = False
+
     def put_off(self, replica: str, others: int) -> bool:
         """Tries another one first. Whether every one was put off by now: then it is time to pause."""
         everybody = replica in self.later or len(self.later) >= others
@@ -63,22 +68,20 @@ class Seeking:
 
 @dataclass(slots=True)
 class Adapted:
-    """What a run for an adapter has in its replica. `listed`: its slots tell that it is loaded there. `others`:
-    how many more replicas may be tried."""
+    """What a run for an adapter has in its replica. `others`: how many more replicas may be tried."""
 
     entry: AdapterEntry
     pin: str
     held: Held
     seeking: Seeking
-    listed: bool
     others: int
 
-    def listed_name(self, places: Places | None) -> str:
-        """What its replica's slots say that the engine serves it under."""
+    def known_name(self, places: Places | None) -> str:
+        """What its engine is known to serve it under, by the log or by its agent's last word; empty: it is not."""
         slot = None if places is None else places.loaded.get(self.pin)
-        adapter = self.entry.adapter
-        usual = engine_name(adapter.name, adapter.version)
-        return usual if slot is None else slot.engine_name or usual
+        if slot is None or slot.leaving:
+            return self.held.engine_name
+        return slot.engine_name or engine_name(slot.adapter, slot.version)
 
 
 class AdapterDesk:
@@ -111,10 +114,13 @@ class AdapterDesk:
         pin = table.pin(entry)
         pinned: list[str] = []
         held: list[str] = []
+        told: list[str] = []
         for replica in candidates:
             known = self.pins.get(replica.id, pin)
             if known is None:
                 continue
+            if known.engine_name:
+                told.append(replica.id)
             if known.engine_name or known.asks:
                 held.append(replica.id)
             if known.is_trusted(now_s):
@@ -124,7 +130,7 @@ class AdapterDesk:
             candidates = tuple(
                 r
                 for r in candidates
-                if r.id in pinned or ((p := table.places.get(r.id)) is not None and p.serves(pin))
+                if r.id in told or ((p := table.places.get(r.id)) is not None and p.serves(pin))
             )
             if not candidates:
                 return nobody_answers(seeking.name)
@@ -133,7 +139,7 @@ class AdapterDesk:
                 r.id
                 for r in candidates
                 if self.is_silent(r.node)
-                and r.id not in pinned
+                and r.id not in told
                 and not ((p := table.places.get(r.id)) is not None and p.serves(pin))
             }
             # With none left they take turns, as if nothing were known.
@@ -165,13 +171,12 @@ class AdapterDesk:
                 if bad is None:
                     return nobody_answers(seeking.name)
                 return not_loaded(seeking.name, bad.reason, until=bad.until, now=self._clock.now())
-            case Chosen(replica=replica, listed=listed, others=others):
+            case Chosen(replica=replica, others=others):
                 return replica, Adapted(
                     entry=entry,
                     pin=pin,
                     held=self.pins.begin(replica.node, replica.id, pin, now_s),
                     seeking=seeking,
-                    listed=listed,
                     others=others,
                 )
 

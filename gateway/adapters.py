@@ -115,7 +115,7 @@ class Adapters:
         exchange is aborted, because the log says that the replica is no more.
 
         1. under a trusted pin: nothing is asked
-        2. nobody can be asked, and the log says that it is loaded there: without a pin
+        2. nobody can be asked, and it is known to be loaded there: without a pin
         3. otherwise its agent is asked until it says yes or no
         """
         adapted = run.adapted
@@ -130,8 +130,8 @@ class Adapters:
             if not self._can_ask(run.replica):
                 self.give_up_on(run, "its engine does not have it, and its agent cannot be asked")
                 raise Elsewhere
-        elif adapted.listed and not self._can_ask(run.replica):  # 2
-            return self._unpinned(run, adapted)
+        elif not self._can_ask(run.replica) and (name := self._unpinned(run, adapted)):  # 2
+            return name
         seeking.asked_s.setdefault(run.replica.id, gateway.clock.now_s())
         while True:  # 3
             if exchange.aborted is not None:
@@ -151,19 +151,25 @@ class Adapters:
             "adapter given up on a replica",
             extra={"adapter": adapted.pin, "replica": run.replica.id, "why": why},
         )
-        adapted.seeking.refused[run.replica.id] = BadAdapter(
-            adapter=adapter.name,
-            version=adapter.version,
-            code=code,
-            reason=why,
-            until=self._gateway.clock.now() + timedelta(seconds=REFUSED_S),
+        adapted.seeking.refused_by(
+            run.replica.id,
+            BadAdapter(
+                adapter=adapter.name,
+                version=adapter.version,
+                code=code,
+                reason=why,
+                until=self._gateway.clock.now() + timedelta(seconds=REFUSED_S),
+            ),
         )
 
     def _unpinned(self, run: Run, adapted: Adapted) -> str:
-        adapted.seeking.how = "unpinned"
+        """The name it is known to be loaded under without asking; empty: it is not known to be."""
         table = self._gateway.table
         places = None if table is None else table.adapters.places.get(run.replica.id)
-        return adapted.listed_name(places)
+        name = adapted.known_name(places)
+        if name:
+            adapted.seeking.how = "unpinned"
+        return name
 
     def _can_ask(self, replica: Replica) -> bool:
         return self._gateway.is_connected() and not self._gateway.desk.is_silent(replica.node)
@@ -181,8 +187,8 @@ class Adapters:
         answer = await self._answer(question, exchange)
         now_s = clock.now_s()
         if answer is None:
-            if adapted.listed and not gone:
-                return self._unpinned(run, adapted)
+            if not gone and (name := self._unpinned(run, adapted)):
+                return name
             await self._unheard(replica, adapted, exchange)
             return None
         if is_mine and answer.how == "loaded":
@@ -245,13 +251,16 @@ class Adapters:
         if answer.until is None and answer.code not in FOR_GOOD:
             # It knows another version, or its files are on their way: that passes in a moment.
             await self._unheard(replica, adapted, exchange)
-        seeking.refused[replica.id] = BadAdapter(
-            adapter=adapted.entry.adapter.name,
-            version=adapted.entry.adapter.version,
-            code=answer.code,
-            reason=answer.sentence or answer.code or "its agent gave no reason",
-            until=answer.until or now + timedelta(seconds=60),
-            known=answer.known,
+        seeking.refused_by(
+            replica.id,
+            BadAdapter(
+                adapter=adapted.entry.adapter.name,
+                version=adapted.entry.adapter.version,
+                code=answer.code,
+                reason=answer.sentence or answer.code or "its agent gave no reason",
+                until=answer.until or now + timedelta(seconds=60),
+                known=answer.known,
+            ),
         )
         raise Elsewhere
 

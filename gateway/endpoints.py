@@ -439,7 +439,8 @@ class Inference:
                 waited_s = clock.now_s() - began_s
                 served.waited_s += waited_s
                 self._metrics.waited_for_adapter(run.model, waited_s)
-                timeline.mark("adapter_there", clock.now_s())
+        if seeking.asked_s:
+            timeline.mark("adapter_there", clock.now_s())
         return name
 
     def _headers(self, served: Served) -> tuple[tuple[bytes, bytes], ...]:

@@ -54,12 +54,10 @@ NOBODY: Final = Shun()
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
-    """`holds`: the adapter is there or on its way. `listed`: the log says that it is loaded there. `others`: how
-    many more may be tried."""
+    """`holds`: the adapter is there or on its way. `others`: how many more may be tried."""
 
     replica: Replica
     holds: bool
-    listed: bool
     others: int = 0
 
 
@@ -107,7 +105,7 @@ def only_holder(
         ):
             return None
         others = len(candidates) - 1
-        found = Chosen(replica=replica, holds=True, listed=slot is not None, others=others)
+        found = Chosen(replica=replica, holds=True, others=others)
     return found
 
 
@@ -151,13 +149,10 @@ def choose(
             return AdapterAtFault(bad=twice or max(own, key=lambda b: b.until))
     if not left:
         return NoneLeft(bad=min(failed, key=lambda b: b.until) if failed else None)
-    replica, here = left[0]
-    if len(left) > 1:
-        replica, here = _best(left, adapter, holds, known, inflight, shun)
+    replica, _ = left[0] if len(left) == 1 else _best(left, adapter, holds, known, inflight, shun)
     return Chosen(
         replica=replica,
         holds=replica.id in holds,
-        listed=here is not None and here.serves(pin),
         others=len(left) - 1,
     )
 

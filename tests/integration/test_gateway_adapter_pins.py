@@ -193,6 +193,22 @@ def test_what_is_loaded_is_served_without_its_agent(tmp_path: Path) -> None:
     run(story())
 
 
+def test_what_its_agent_said_counts_although_the_log_was_not_told_any_more(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            async with agent(yard, tells=False) as made:
+                await a_yard_with(yard, made)
+                gateway = await yard.gateway()
+                await ask(yard, gateway)
+            age(gateway, TRUST_S)
+            assert (await ask(yard, gateway)).headers["x-yard-adapter"] == "unpinned"
+            yard.logs["gw"].connection.disconnect()
+            await until(lambda: not gateway.gateway.is_connected(), "the loss to be seen")
+            assert (await ask(yard, gateway)).headers["x-yard-adapter"] == "unpinned"
+
+    run(story())
+
+
 def test_a_cold_adapter_goes_to_a_node_whose_agent_answers(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard, "n2") as made:
