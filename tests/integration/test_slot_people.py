@@ -2,12 +2,15 @@
 
 import asyncio
 
+from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.adapterasks import AdapterHolders, LoadAdapter, UnloadAdapter
 from schemas.beacons import GatewayBeacon, Pin
 from schemas.slots import SlotsEvicted, SlotsLeaving
 from tests.support.aio import run
 from tests.support.slot_yard import SlotYard, slot_yard
+
+BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
 
 
 def _beacon(yard: SlotYard, pins: dict[str, int]) -> GatewayBeacon:
