@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controlplane.adapterplaces.reader import AdapterReader
@@ -379,3 +381,62 @@ def test_weights_that_the_registry_itself_has_wrong_are_refused(tmp_path: Path) 
             "begins with 50 4b 03 04",
             sources=places(weights, hub.url),
         )
+
+
+# -- whatever happens
+
+SMALL = weights_of("polite", padding=60_000)
+CHANGES: dict[str, bytes] = {
+    "other": weights_of("ruder_", padding=60_000),
+    "same": SMALL,
+    "shorter": SMALL[:-1],
+    "longer": SMALL + b"x",
+    "page": b"<!DOCTYPE html>".ljust(len(SMALL)),
+    "empty": b"",
+}
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cuts=st.lists(st.integers(min_value=0, max_value=len(SMALL)), max_size=3),
+    # What only its version tells apart is the case to look at most.
+    change=st.just("other") | st.sampled_from(sorted(CHANGES)),
+    change_at=st.integers(min_value=0, max_value=2),
+    tagged=st.booleans(),
+)
+def test_what_is_kept_is_what_was_read_or_nothing_is(
+    tmp_path_factory: pytest.TempPathFactory,
+    cuts: list[int],
+    change: str,
+    change_at: int,
+    tagged: bool,
+) -> None:
+    """However often it breaks off, and whenever the server's file becomes another one."""
+    folder = tmp_path_factory.mktemp("kept")
+    made = site(folder, weights=SMALL)
+    store = open_store(folder)
+    asked_before = 0
+    left = list(cuts)
+
+    def script(asked: Asked) -> None:
+        nonlocal asked_before
+        if asked_before == change_at:
+            made.weights = CHANGES[change]
+            made.etag = '"v2"' if tagged else '"v1"'
+        asked_before += 1
+        made.cut_after = left.pop(0) if left else None
+        made(asked)
+
+    with file_server(made) as server:
+        _, (weights, _) = tasks_of(f"{server.url}/a")
+        server.script = script
+        result = fetched(store, weights, places(weights), no_progress_s=0.3)
+    if isinstance(result, FileFault):
+        assert not store.has(weights.key)
+        assert result.sentence
+        return
+    kept = content(store, weights)
+    assert sha256(kept) == result.sha256
+    if tagged:
+        assert kept == SMALL, "another version under this key"
+    assert len(kept) == len(SMALL)
