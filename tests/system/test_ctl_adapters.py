@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from schemas.adapternames import engine_name
 from tests.support.aio import run, until
+from tests.support.fake_vllm import tell as tell_engine
 from tests.support.lora import write_adapter
 from tests.system.adapters import BASE, base_entry, replicas_ready, settings_for
 from tests.system.yard import SystemYard, chat, client, system_yard
@@ -155,3 +157,29 @@ def test_scn_d8_a_person_loads_pins_and_unloads_by_hand(tmp_path: Path) -> None:
         await yard.ctl("adapter", "load", "nobody", expect=1)
 
     tell(tmp_path, story)
+
+
+def test_req_b4_what_is_loaded_is_known_from_ones_own_loads_and_from_the_engines_list(
+    tmp_path: Path,
+) -> None:
+    """An agent is killed; its successor knows what was loaded, and finds what the engine got meanwhile."""
+    folders = [write_adapter(tmp_path / "loras" / n, n, base=TRAINED_ON) for n in ("one", "two")]
+
+    async def story(yard: SystemYard) -> None:
+        for folder in folders:
+            await add(yard, folder)
+        await yard.ctl("adapter", "load", "one")
+        (replica,) = json.loads(await yard.ctl("replica", "list", "-o", "json"))
+        two = next(row for row in await rows(yard, "list") if row["name"] == "two")
+        path = yard.data / "files" / "sets" / two["files"][0]["key"]
+        await until(path.is_dir, "the files of two on the node")
+        at = yard.position
+        yard.kill("nodeagent")
+        name = engine_name("two", two["version"])
+        tell_engine(replica["endpoint"], "register", name=name, path=str(path))
+        await yard.event("slots.drifted", after=at)
+        held = {row["adapter"]: row["how"] for row in await rows(yard, "holders")}
+        assert held == {"one": "person", "two": "found"}
+        assert "found there" in await yard.ctl("adapter", "holders", "two")
+
+    tell(tmp_path, story, replicas=1)
