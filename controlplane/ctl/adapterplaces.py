@@ -28,6 +28,9 @@ from schemas.adapterasks import LoadAdapter, UnloadAdapter
 
 FAILURES: Final = frozenset(
     {
+        codes.RANK_TOO_HIGH,
+        codes.UNSUPPORTED_ADAPTER,
+        codes.NOT_AN_ADAPTER,
         codes.LOAD_REFUSED,
         codes.LOAD_FAILED,
         codes.LOAD_TIMEOUT,

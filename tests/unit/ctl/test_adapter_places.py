@@ -236,7 +236,14 @@ def test_a_load_that_does_not_end_in_time_goes_on(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "expect"), [("load_refused", 1), ("route_off", 1), ("conflict", 2), ("not_found", 2)]
+    ("code", "expect"),
+    [
+        ("load_refused", 1),
+        ("rank_too_high", 1),
+        ("route_off", 1),
+        ("conflict", 2),
+        ("not_found", 2),
+    ],
 )
 def test_what_was_tried_and_failed_is_1_and_a_no_is_2(yard: Yard, code: str, expect: int) -> None:
     no = SlotsAnswer(status="refused", code=code, sentence="the engine\nsaid no")
