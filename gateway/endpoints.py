@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.adapterdesk import Seeking
 from gateway.adapters import Adapters, Elsewhere, Refused
+from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
@@ -83,6 +84,14 @@ class Sending:
         self._made: Outgoing | None = None
         self._made_for = ""
         self._spans: list[Span] | None = None
+
+    def seek(self, adapter: AdapterEntry | None, timeline: Timeline, served: Served) -> None:
+        """It turned out to be for this adapter, if any; what it has met so far stays."""
+        if adapter is None:
+            return
+        served.adapter = adapter.adapter.name
+        if self.seeking is None:
+            self.seeking = Seeking(self.name, timeline.request_id)
 
     def made(self, model: str) -> Outgoing | None:
         """What `make` made for this model, if it did."""
@@ -181,12 +190,8 @@ class Inference:
                     await reply(respond, decision, served)
                     return
                 case Wait(model=model, scope=scope, adapter=adapter):
-                    if adapter is not None:
-                        served.adapter = adapter.adapter.name
-                        sending.seeking = sending.seeking or Seeking(
-                            fields.model, timeline.request_id
-                        )
                     self._name(timeline, served, model)
+                    sending.seek(adapter, timeline, served)
                     if deadline_s is None:
                         deadline_s = gateway.clock.now_s() + gateway.wait_s
                     exchange = self._exchange(timeline)
@@ -199,14 +204,10 @@ class Inference:
                         await reply(respond, outcome, served)
                         return
                     run = outcome
-                case Route(model=model):
+                case Route(model=model, adapter=adapter):
                     self._name(timeline, served, model)
+                    sending.seek(adapter, timeline, served)
                     exchange = self._exchange(timeline)
-                    if decision.adapter is not None:
-                        served.adapter = decision.adapter.adapter.name
-                        sending.seeking = sending.seeking or Seeking(
-                            fields.model, timeline.request_id
-                        )
                     begun = gateway.start(decision, exchange.abort, sending.seeking)
                     if isinstance(begun, Answer):
                         await reply(respond, begun, served)

@@ -327,8 +327,12 @@ class Gateway:
                 self._rested(replica)
         for replica_id in [r for r in self.ejected if r not in table.replicas]:
             self.trust(replica_id)
-        for replica_id in () if before is None else before.replicas.keys() - table.replicas.keys():
-            self.desk.replica_over(replica_id)
+        if before is not None:
+            for replica_id in before.replicas.keys() - table.replicas.keys():
+                self.desk.replica_over(replica_id)
+            for replica_id, places in before.adapters.places.items():
+                after = table.adapters.places.get(replica_id)
+                self.desk.places_changed(replica_id, places, after)
         for key in self.room.waited_for():
             self._settle(key)
         for model in () if before is None else before.models.keys() - table.models.keys():

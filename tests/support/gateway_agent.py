@@ -8,9 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+import httpx
+
 from events.memory import MemoryLog, MemoryWire
+from gateway.app import RunningGateway
+from gateway.clock import LoopClock
 from schemas.adapterasks import Ensure, EnsureAnswer
 from schemas.adapternames import engine_name, pin_name
 from schemas.beacons import AgentBeacon, GatewayBeacon
@@ -133,4 +138,46 @@ async def a_replica_with_slots(
     return engine
 
 
-__all__ = ["EnsureAnswer", "FakeAgent", "a_replica_with_slots", "agent"]
+async def a_yard_with(yard: Yard, made: FakeAgent, *replicas: str) -> list[FakeEngine]:
+    """The model `m`, its adapter `poet`, and replicas that load adapters."""
+    await yard.model(max_loaded_adapters=4, aliases=("em",))
+    await yard.tell(yard.story.adapter("poet", aliases=("rhymer",)))
+    return [await a_replica_with_slots(yard, made, id) for id in replicas or ("r-1",)]
+
+
+def refused(**fields: Any) -> EnsureAnswer:
+    defaults: dict[str, Any] = {"code": "load_failed", "sentence": "the engine said no"}
+    return EnsureAnswer(status="refused", **(defaults | fields))
+
+
+def for_now(**fields: Any) -> EnsureAnswer:
+    """A refusal that is remembered for half a minute."""
+    return refused(until=LoopClock().now() + timedelta(seconds=30), **fields)
+
+
+def nothing_left(gateway: RunningGateway) -> None:
+    """What every story must end with: no question, no waiter, nothing counted as running."""
+    state = gateway.gateway
+    assert gateway.adapters.open_questions == 0
+    assert state.open_tickets == 0
+    assert dict(state.usage.by_replica) == {}
+    told = state.pins.tell(1_000_000, state.clock.now_s())
+    assert all(pin.uses == 0 for pins in told.values() for pin in pins.values())
+
+
+def error(answer: httpx.Response) -> tuple[int, str, str]:
+    told = answer.json()["error"]
+    return answer.status_code, told["code"], told["message"]
+
+
+__all__ = [
+    "EnsureAnswer",
+    "FakeAgent",
+    "a_replica_with_slots",
+    "a_yard_with",
+    "agent",
+    "error",
+    "for_now",
+    "nothing_left",
+    "refused",
+]

@@ -11,9 +11,10 @@ from gateway.domain.answers import Answer
 from gateway.gateway import Asked, Gateway, Run, Ticket
 from gateway.http.errors import ConnectFailed
 from gateway.probe import Prober
+from schemas.adapternames import pin_name
 from schemas.settings import GatewaySettings
 from tests.support.aio import run, until
-from tests.support.gateway_world import NOW, Story, a_model, changes, folded
+from tests.support.gateway_world import NOW, Story, a_model, an_adapter, changes, folded
 
 
 def a_gateway(story: Story, **settings: Any) -> Gateway:
@@ -191,6 +192,7 @@ def a_run(gateway: Gateway, *, has_byte: bool) -> tuple[Run, list[str]]:
     found = gateway.admit("m", CHAT, accepted=False)
     assert isinstance(found, Route)
     run = gateway.start(found, aborted.append)
+    assert isinstance(run, Run)
     run.has_byte = has_byte
     return run, aborted
 
@@ -325,6 +327,28 @@ def test_a_parked_engine_is_not_probed_any_more() -> None:
         async with asyncio.timeout(5.0):
             await tasks[0]
         assert len(tasks) == 1
+        gateway.close()
+
+    run(story())
+
+
+def test_an_adapter_that_a_new_table_does_not_show_any_more_is_nobodys_hit() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        told = [world.model(max_loaded_adapters=4), world.adapter(), world.adapter("other")]
+        told += [world.replica(id, adapter_slots=4) for id in ("r-1", "r-2")]
+        gateway.install(folded(*told, world.slots("r-1", "poet", "other")), synced=True)
+        names = [pin_name(n, an_adapter(n).version) for n in ("poet", "other")]
+        held = {n: gateway.pins.begin("n1", "r-1", n, gateway.clock.now_s()) for n in names}
+        gone = gateway.pins.begin("n1", "r-2", names[0], gateway.clock.now_s())
+        for one in (*held.values(), gone):
+            gateway.pins.granted(one, one.pin, gateway.clock.now_s())
+        # The history was replaced, or a snapshot gave way to the log.
+        gateway.install(folded(*told[:4], world.slots("r-1", "other")), synced=True)
+        now_s = gateway.clock.now_s()
+        assert [held[n].is_trusted(now_s) for n in names] == [False, True]
+        assert not gone.is_trusted(now_s)
         gateway.close()
 
     run(story())
