@@ -7,7 +7,8 @@ nothing and what is left is ours. Requests alternate in one run, one at a time:
   difference less the second, in time and in processor time of the gateway; and how many messages the gateway
   sent to NATS per request, for both.
 * cold: an adapter that nobody had yet, through the gateway, beside a load and a request straight to another
-  engine of the same kind. First with free places, then with all taken, so that one must be given back.
+  engine of the same kind. First with free places, then with all taken, so that one must be given back, and
+  then without a rest between them, when each waits for the place the one before gives back.
 
     python bench/adapters.py [--hits 2000] [--cold 50]
 
@@ -41,6 +42,8 @@ from tests.system.yard import SystemYard, system_yard
 
 ROOM = 64
 """Places of the engine the first cold ones find free."""
+
+REST_S = 0.1
 
 
 class Caller:
@@ -108,6 +111,15 @@ def sent_to_nats(monitoring: str) -> int:
     return sum(
         one["in_msgs"] for one in told["connections"] if one.get("authorized_user") == "gateway"
     )
+
+
+def questions(yard: SystemYard) -> int:
+    """How often the gateway has asked an agent about an adapter."""
+    page = httpx.get(f"{yard.gateway()}/metrics", trust_env=False).text
+    lines = [
+        line for line in page.splitlines() if line.startswith("yard_gateway_adapter_asks_total")
+    ]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
 def interval(values: Sequence[float], times: int = 2000) -> tuple[float, float]:
@@ -181,34 +193,46 @@ def hits(yard: SystemYard, adapter: str, rounds: int) -> None:
     print(row("a hit adds", added, "us", "under 50 us"))
     blocks: dict[str, list[float]] = {BASE: [], adapter: []}
     messages = {BASE: 0, adapter: 0}
+    took = {BASE: 0.0, adapter: 0.0}
     each = max(rounds // 10, 1)
+    asked = questions(yard)
     for _ in range(10):
         for model in (BASE, adapter):
-            before, sent = cpu_s(gateway), sent_to_nats(monitoring)
+            before, sent, begun = cpu_s(gateway), sent_to_nats(monitoring), time.perf_counter()
             for _ in range(each):
                 ask(through, model)
+            took[model] += time.perf_counter() - begun
             blocks[model].append((cpu_s(gateway) - before) / each * 1e6)
             messages[model] += sent_to_nats(monitoring) - sent
     extra = [a - b for a, b in zip(blocks[adapter], blocks[BASE], strict=True)]
     print(row("processor time of the gateway, base model", blocks[BASE], "us"))
     print(row("a hit adds to it", extra, "us"))
-    for model, told in ((BASE, "base model"), (adapter, "hit")):
-        print(
-            f"{'messages to NATS per 1,000 requests, ' + told:58} {messages[model] / each * 100:8.1f}"
-        )
+    for model, told in ((BASE, "base model"), (adapter, "hits")):
+        # Beacons: every second, and when requests begin or end.
+        print(f"{'messages to NATS a second, ' + told:58} {messages[model] / took[model]:8.1f}")
+    print(f"{'questions to the agent in all of them':58} {questions(yard) - asked:8d}")
     through.close()
     straight.close()
 
 
-def cold(yard: SystemYard, folder: Path, names: Sequence[str], what: str) -> None:
-    """Prints what a cold adapter's first request costs above a load and a request by hand."""
+def cold(
+    yard: SystemYard, folder: Path, names: Sequence[str], what: str, rest_s: float = REST_S
+) -> None:
+    """Prints what a cold adapter's first request costs above a load and a request by hand.
+
+    Before each there is a rest, in which what the one before left to do is done: telling the log, giving a
+    place back.
+    """
     by_hand: list[float] = []
     ours: list[float] = []
     flags = ("--max-cpu-loras", str(ROOM + 8), "--max-loras", "8")
+    processes = yard.running.supervisor.pids
+    before = {name: cpu_s(pid) for name, pid in processes.items()}
     with fake_vllm(*flags, model=BASE, adapters=True, sleeps=False) as url:
         through, other = Caller(yard.gateway()), Caller(url)
         for number, name in enumerate(names):
             for way in ("gateway", "hand") if number % 2 else ("hand", "gateway"):
+                time.sleep(rest_s)
                 begun = time.perf_counter()
                 if way == "gateway":
                     ask(through, name)
@@ -220,10 +244,16 @@ def cold(yard: SystemYard, folder: Path, names: Sequence[str], what: str) -> Non
                     by_hand.append((time.perf_counter() - begun) * 1e3)
         through.close()
         other.close()
+    target = "under 3 ms" if rest_s else ""
     print(row(f"cold, {what}: load and request by hand", by_hand, "ms"))
     print(row(f"cold, {what}: request through the gateway", ours, "ms"))
     added = [a - b for a, b in zip(ours, by_hand, strict=True)]
-    print(row(f"cold, {what}: added", added, "ms", "under 3 ms"))
+    print(row(f"cold, {what}: added", added, "ms", target))
+    spent = {
+        name: (cpu_s(pid) - before[name]) / len(names) * 1e3 for name, pid in processes.items()
+    }
+    told = ", ".join(f"{name} {ms:.1f}" for name, ms in sorted(spent.items()))
+    print(f"{'    processor time for each, ms':58} {told}")
 
 
 async def main(rounds: int, count: int) -> None:
@@ -245,10 +275,14 @@ async def main(rounds: int, count: int) -> None:
             # In a thread: the log is followed here meanwhile.
             await asyncio.to_thread(hits, yard, names[0], rounds)
             free, taken = names[1 : 1 + count], names[ROOM : ROOM + count]
+            again = free[: count // 2]
             await asyncio.to_thread(cold, yard, folder / "adapters", free, "places free")
             filling = names[1 + count : ROOM]
             await asyncio.to_thread(fill, yard, filling)
             await asyncio.to_thread(cold, yard, folder / "adapters", taken, "all places taken")
+            await asyncio.to_thread(
+                cold, yard, folder / "adapters", again, "one straight after the other", 0.0
+            )
 
 
 def fill(yard: SystemYard, names: Sequence[str]) -> None:
