@@ -103,6 +103,7 @@ class ReplicaSlots:
         self._fresh_at = float("-inf") if adopted else tools.monotonic()
         self._connected_s()
         self._met = asyncio.Event()
+        self._meet_from = float("-inf")
         if not adopted:
             self._met.set()
         self._bell = Bell()
@@ -139,6 +140,7 @@ class ReplicaSlots:
         if self._resting:
             self._resting = False
             self._met.clear()
+            self._meet_from = self._t.monotonic()
             self._audit_soon(0.0)
         self._audit_wake.set()
         self.look()
@@ -275,7 +277,6 @@ class ReplicaSlots:
     async def _load(self, name: str, cause: str) -> None:
         """Loads what was reserved and says what became of it."""
         began = self._t.monotonic()
-        self._keep()
         fault = await self._bring(name)
         place = self.state.places[name]
         moment = self._moment()
@@ -290,7 +291,7 @@ class ReplicaSlots:
             self._say(event, cause=cause)
         else:
             self._failed(name, place, fault, moment, cause)
-        self._keep()
+            self._keep()
         self.look(cause)
 
     def _failed(self, name: str, place: Place, fault: Fault, moment: Moment, cause: str) -> None:
@@ -486,7 +487,8 @@ class ReplicaSlots:
             LOG.debug("list not read", extra={"replica": self.replica, "problem": told.text})
         else:
             self._compare(told, began)
-        self._met.set()
+        if began >= self._meet_from:
+            self._met.set()
         if not self._knows_routes or self.state.route_off:
             await self._probe(engine)
         self._bell.ring()

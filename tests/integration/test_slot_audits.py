@@ -395,3 +395,22 @@ def test_a_parked_engine_that_is_taken_over_is_asked_nothing_and_its_files_stay(
         assert (await yard.ask("a")).status == "not_here"
 
     story(tmp_path, tell, "a")
+
+
+def test_a_list_asked_for_before_an_engine_rested_is_no_meeting_after_it(tmp_path):
+    async def tell(yard: SlotYard):
+        assert isinstance(yard.engine, SlowToList)
+        yard.serve()
+        await yard.have("a")
+        await yard.until(lambda: ("list", "") in yard.engine.calls, "the list before")
+        yard.phase("parked")
+        yard.desk.rest("r-1")
+        yard.engine.loaded.clear()
+        yard.phase("ready")
+        yard.desk.serve("r-1", adopted=False)
+        yard.engine.gate.set()
+        answer = await yard.have("a")
+        assert answer.how == "loaded"
+        assert yard.engine.calls.count(("list", "")) >= 2
+
+    story(tmp_path, tell, "a", engine=SlowToList())
