@@ -96,7 +96,7 @@ def look_after(scene: Scene, name: str) -> Decision | None:
         event = AdapterChanged(by="system:control", fields=("phase", "files"))
         why = "the log knows its files no more, it is read again"
         return _decision(scene, adapter, (change(after, event, why),))
-    if mirror and all(files.is_here(file, mirror) for file in here):  # 3
+    if all(files.is_here(file, mirror) for file in here):  # 3
         return _ready(scene, adapter, here)
     for file in here:
         failed = files.failed_for_good(file, mirror)

@@ -209,6 +209,14 @@ def test_one_that_is_still_being_read_is_judged_by_the_entry_as_it_is_then(
     assert yard.adapter("big").code == codes.RANK_TOO_HIGH
 
 
+def test_one_that_is_still_being_read_hinders_no_restriction(yard: AdapterYard) -> None:
+    """Nobody knows its modules yet."""
+    for name in ("sql", "poet"):
+        yard.drop(name)
+    yard.add_adapter("late")
+    assert apply(yard, entry("--lora-target-modules", "q_proj")).status == "accepted"
+
+
 def test_a_change_that_has_nothing_to_do_with_adapters_is_never_refused_for_them(
     yard: AdapterYard,
 ) -> None:
@@ -240,6 +248,9 @@ def test_the_rank_of_engines_survives_an_apply_and_grows_with_what_it_opens(
     assert len(yard.events("model")) == count, "the same file again changes nothing"
     yard.do(ModelScale(model="llama", min=0, max=2))
     assert yard.world.models["llama"].lora_rank == 128
+    yard.drop("big")
+    assert apply(yard, entry(description="new")).status == "accepted"
+    assert yard.world.models["llama"].lora_rank == 128, "it never shrinks"
 
 
 def test_the_limit_does_not_fall_below_what_is_pinned(yard: AdapterYard) -> None:

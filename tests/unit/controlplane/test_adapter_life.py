@@ -230,6 +230,34 @@ def test_what_failed_for_a_former_one_is_fetched_again(yard: AdapterYard) -> Non
     assert yard.have("sql").phase == "ready"
 
 
+def test_what_a_mirror_failed_at_before_it_led_refuses_nothing(yard: AdapterYard) -> None:
+    yard.fails["Fetch"] = (codes.CHECKSUM_MISMATCH, "it has another sha256")
+    yard.mirror = "cp2"
+    yard.have("former", source="x/sql")
+    yard.drop("former")
+    yard.mirror = "cp1"
+    yard.advance(5)
+    yard.fails["Fetch"] = (codes.REGISTRY_UNREACHABLE, "no answer")
+    yard.have("sql")
+    yard.mirror = "cp2"
+    yard.settle()
+    assert yard.adapter("sql").phase == "fetching"
+    del yard.fails["Fetch"]
+    yard.until(lambda: yard.adapter("sql").phase == "ready", 4000, "ready")
+
+
+def test_a_leader_whose_mirror_has_the_files_already_says_ready_at_once(yard: AdapterYard) -> None:
+    yard.mirror = "cp2"
+    yard.have("other", source="x/sql")
+    yard.mirror = "cp1"
+    yard.fails["Fetch"] = (codes.REGISTRY_UNREACHABLE, "no answer")
+    yard.have("sql")
+    assert yard.adapter("sql").phase == "fetching"
+    yard.mirror = "cp2"
+    yard.settle()
+    assert yard.adapter("sql").phase == "ready"
+
+
 def test_an_adapter_whose_files_the_log_lost_is_read_again(yard: AdapterYard) -> None:
     yard.fails["Fetch"] = (codes.REGISTRY_UNREACHABLE, "no answer")
     found = yard.have("sql")

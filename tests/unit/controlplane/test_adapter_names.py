@@ -111,6 +111,7 @@ def test_a_serve_job_takes_no_name_of_an_adapter() -> None:
     assert yard.job().state == "failed"
     assert yard.job().code == codes.EXISTS
     assert "adapter" in yard.job().error
+    assert yard.steps() == [("registry", "failed")], "before anything is downloaded"
 
 
 @pytest.mark.parametrize(
