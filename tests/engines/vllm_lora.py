@@ -5,8 +5,8 @@
     rust     the Rust front end: local paths want an allow-list, unload frees the copy
 
 Standard library only, and nothing of HTTP: it is given the JSON of a request and returns an answer. Where
-ENGINES.md is silent (types in the Rust dialect, an engine without --enable-lora) the words are a guess, so no
-test may hang on them.
+neither measurements nor sources say it (types in the Rust dialect, an engine without --enable-lora, what vLLM
+0.32 puts around refusals other than a rank) the words are a guess, so no test may hang on them.
 """
 
 import json
