@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
-from nodeagent.domain import evicting, listing, pins, slots
+from nodeagent.domain import evicting, listing, pins, slotasks, slots
 from nodeagent.domain.adapterfiles import set_of
 from nodeagent.domain.badloads import Bads, Fault
 from nodeagent.domain.evicting import Evict, Facts
 from nodeagent.domain.outranked import outranked
-from nodeagent.domain.slots import Hit, Join, Load, Moment, Place, Refuse, State, Verdict, Wait, Why
+from nodeagent.domain.slots import Hit, Join, Load, Moment, Place, Refuse, State, Verdict, Wait
 from nodeagent.drivers.driver import ListedAdapter
 from nodeagent.files.fetches import FetchFailed
 from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, seen_in
@@ -101,7 +101,8 @@ class ReplicaSlots:
         known = tools.books.slots.get(replica)
         self.state: State = slots.adopt(limit, room, known, self._moment())
         self._fresh_at = float("-inf") if adopted else tools.monotonic()
-        self._connected_s()
+        # Looking is what makes the age of the connection known.
+        tools.gateways.connected_s()
         self._met = asyncio.Event()
         self._meet_from = float("-inf")
         if not adopted:
@@ -531,42 +532,31 @@ class ReplicaSlots:
     # Facts.
 
     def _facts(self, at: float) -> Facts:
-        kept: set[str] = set()
-        stale: dict[str, Why] = {}
+        uses = pins.uses_in(self._t.gateways.pins, self.replica, at)
+        calm = self._is_calm()
         held = self._t.books.held.get(self.replica)
-        for name, place in self.state.places.items():
-            adapter = self._t.files.adapter(place.adapter)
-            if held is None or not self._t.files.synced:
-                continue
-            if (
-                adapter is None
-                or adapter.phase == "refused"
-                or adapter.base != held.replica.model
-                or adapter.base_incarnation != held.replica.incarnation
-            ):
-                stale[name] = "removed"
-            elif adapter.phase == "ready" and pin_name(adapter.name, adapter.version) != name:
-                stale[name] = "version"
-            elif adapter.pinned:
-                kept.add(name)
+        if held is None or not self._t.files.synced:
+            return Facts(uses=uses, calm=calm)
+        places, adapter_of = self.state.places, self._t.files.adapter
         return Facts(
-            uses=pins.uses_in(self._t.gateways.pins, self.replica, at),
-            kept=frozenset(kept),
-            stale=stale,
-            calm=self._is_calm(),
+            uses=uses,
+            kept=frozenset(
+                name
+                for name, place in places.items()
+                if slotasks.is_pinned(name, adapter_of(place.adapter), held.replica)
+            ),
+            stale=slotasks.stale(places, adapter_of, held.replica),
+            calm=calm,
         )
 
     def _is_calm(self) -> bool:
         """Whether no gateway can trust a pin that is not known here: connected ever since this engine serves, or
         for longer than a pin is trusted."""
-        connected_s = self._connected_s()
+        connected_s = self._t.gateways.connected_s()
         if connected_s is None:
             return False
         since = self._t.monotonic() - connected_s
         return since <= self._fresh_at or connected_s >= self._t.gateways.pin_s
-
-    def _connected_s(self) -> float | None:
-        return self._t.gateways.connected_s()
 
     def _moment(self) -> Moment:
         return Moment(at=self._t.monotonic(), now=self._t.now())

@@ -1,11 +1,13 @@
-"""Says what is wrong with an ask for an adapter in a replica, by the catalog as this agent knows it.
+"""Says what the catalog, as this agent knows it, means for the adapters of a replica: which asks are wrong, what stays,
+and what has to leave.
 
 None of it is the adapter's fault: whoever asks, or this agent, may know an older catalog. It decides no place.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from nodeagent.domain.slots import Refuse
+from nodeagent.domain.slots import Place, Refuse, Why
 from schemas import codes
 from schemas.adapter import Adapter
 from schemas.adapternames import pin_name
@@ -30,6 +32,37 @@ def wrong_with(name: str, version: str, adapter: Adapter | None, replica: Replic
         return _refuse(f"{name} is not ready: {told}")
     if version and pin_name(name, version) != pin_name(name, adapter.version):  # 4
         return _refuse(f"this node knows version {adapter.version} of {name}, not {version}")
+    return None
+
+
+def is_pinned(name: str, adapter: Adapter | None, replica: Replica) -> bool:
+    """Whether a person pinned what is loaded under this pin name: it leaves for no other."""
+    return adapter is not None and adapter.pinned and _why_stale(name, adapter, replica) is None
+
+
+def stale(
+    places: Mapping[str, Place], adapter_of: Callable[[str], Adapter | None], replica: Replica
+) -> dict[str, Why]:
+    """By pin name, what the catalog has no more, and why. To be asked only once all of the catalog was read."""
+    found: dict[str, Why] = {}
+    for name, place in places.items():
+        why = _why_stale(name, adapter_of(place.adapter), replica)
+        if why is not None:
+            found[name] = why
+    return found
+
+
+def _why_stale(name: str, adapter: Adapter | None, replica: Replica) -> Why | None:
+    """1. removed, refused, or of another model now. 2. another version of it is ready. One that is being read
+    again, or fetched, may turn out to be the same: it stays until that is known."""
+    if (
+        adapter is None
+        or adapter.phase == "refused"
+        or (adapter.base, adapter.base_incarnation) != (replica.model, replica.incarnation)
+    ):
+        return "removed"  # 1
+    if adapter.phase == "ready" and pin_name(adapter.name, adapter.version) != name:
+        return "version"  # 2
     return None
 
 
