@@ -340,3 +340,27 @@ def test_a_person_unloads_over_the_wire(tmp_path):
 
 def _desk(running: Running) -> Any:
     return running.agent._a.tools.slots
+
+
+def test_log_17_after_the_log_was_replaced_the_slots_are_said_again(tmp_path):
+    async def story():
+        async with slots_yard(tmp_path, "a") as it, it.agent():
+            await it.serve()
+            await it.have("a")
+            await it.expect({"a"})
+            hand = it.yard.hand
+            item = hand.items["r-1"]
+            hand.seen.clear()
+            it.yard.broker.replace_events()
+            hand.seq = hand.rev = 0
+            it.editor._heads.clear()
+            await it.editor.write(BASE, *it.adapters.values())
+            await hand.plan(item)
+            await it.expect({"a"})
+            told = it.told()
+            started = next(i for i in hand.seen if i.type == "node.started")
+            assert told is not None
+            assert told.epoch == started.seq
+            assert it.engine.names("unload") == []
+
+    run(story(), 40)
