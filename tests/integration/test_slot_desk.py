@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from nodeagent.domain.pins import uses_in
 from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.slots import SlotsDrifted, SlotsFailed, SlotsLoaded
@@ -448,3 +449,30 @@ def test_req_bugb7_an_engine_whose_routes_are_off_is_found_out_and_asked_no_load
         assert yard.engine.names("load") == []
 
     story(tmp_path, tell, "a")
+
+
+def test_req_b31_what_was_granted_is_kept_before_any_beacon_tells_of_it(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve(slots=1)
+        await yard.have("a")
+        await yard.have("b", gateway="g2")
+        assert yard.desk.recall() == {"r-1": (yard.pin("a"),)}
+        await asyncio.sleep(0.05)
+        assert yard.engine.names("unload") == []
+        yard.beat()
+        await yard.until(lambda: yard.loaded() == {"b"}, "a to leave once it was given up")
+
+    story(tmp_path, tell, "a", "b")
+
+
+def test_who_is_refused_holds_nothing(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        yard.engine.faults["a"] = [BROKEN]
+        assert (await yard.ask("a")).status == "refused"
+        assert (await yard.ask("b", replica="r-9")).status == "not_here"
+        now = asyncio.get_running_loop().time()
+        for replica in ("r-1", "r-9"):
+            assert uses_in(yard.gateways.pins, replica, now) == {}
+
+    story(tmp_path, tell, "a", "b")
