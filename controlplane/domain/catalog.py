@@ -200,10 +200,11 @@ def _collisions(
         places = [(f"[{index}].name", entry.name)]
         places += [(f"[{index}].aliases[{at}]", alias) for at, alias in enumerate(entry.aliases)]
         meant = _meant_elsewhere(entry.name, after, here) if entry.name in here else {}
+        own = _own_pairs(after[entry.name], here.get(entry.name, ()))
         for path, name in places:
             taken = holders.get(name) or pairs.get(name)  # 1, 2
             if taken is None and meant:
-                taken = _pair_taken(name, here[entry.name], meant)  # 3
+                taken = _pair_taken(name, here[entry.name], meant, own)  # 3
             if taken is not None:
                 problems.append(Problem(path=path, sentence=taken))
     if not problems:
@@ -217,13 +218,26 @@ def _meant_elsewhere(base: str, after: Mapping[str, Model], adapters: Adapters) 
     return names.pairs(after, others) | names.holders(after.values(), (*others, *adapters[base]))
 
 
-def _pair_taken(name: str, own: Sequence[Adapter], meant: Mapping[str, str]) -> str | None:
-    """Why a model with the adapters `own` may not be called `name` although nobody else is: with one of them that
-    would make a pair that means something else already."""
-    for adapter in own:
+def _own_pairs(base: Model, adapters: Sequence[Adapter]) -> dict[str, str]:
+    """Every pair that asks for one of the adapters of `base`, with the last of those it would ask for."""
+    return {
+        pair: adapter.name
+        for adapter in adapters
+        for pair, _ in names.pairs_of(base, (adapter.name, *adapter.aliases))
+    }
+
+
+def _pair_taken(
+    name: str, adapters: Sequence[Adapter], meant: Mapping[str, str], own: Mapping[str, str]
+) -> str | None:
+    """Why a model with these adapters may not be called `name` although nobody else is: with one of them that
+    would make a pair that means something else already, or another one of them (`own`)."""
+    for adapter in adapters:
         for pair in (f"{name}:{one}" for one in (adapter.name, *adapter.aliases)):
             if pair in meant:
                 return f"{pair!r} would ask for the adapter {adapter.name!r}, but {meant[pair]}"
+            if own[pair] != adapter.name:
+                return f"{pair!r} would ask for the adapter {adapter.name!r} and for {own[pair]!r}"
     return None
 
 

@@ -81,6 +81,18 @@ def test_scn_d3_a_base_gets_no_alias_that_makes_such_a_pair(yard: AdapterYard) -
     assert other.status == "accepted", other
 
 
+def test_a_base_gets_no_alias_that_makes_one_pair_of_two_of_its_adapters(yard: AdapterYard) -> None:
+    """`llama:x:y` asks for `x:y`; with the alias `llama:x` it would ask for `y` as well."""
+    yard.have("x:y")
+    yard.have("y")
+    exists(
+        yard.do(CatalogApply(entries=[entry("llama", aliases=["llama:x"])])), "'llama:x:y'", "'y'"
+    )
+    yard.drop("x:y")
+    free = yard.do(CatalogApply(entries=[entry("llama", aliases=["llama:x"])]))
+    assert free.status == "accepted", free
+
+
 def test_the_same_pair_of_one_adapter_is_no_clash(yard: AdapterYard) -> None:
     assert yard.do(CatalogApply(entries=[entry("llama", aliases=["big"])])).status == "accepted"
 
