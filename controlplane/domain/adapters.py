@@ -66,7 +66,10 @@ def fold(scene: Scene, report: AdapterRead | AdapterUnreadable) -> Decision | No
     if base is None:  # 2
         return _baseless(scene, adapter)
     found = preflight.preflight(
-        report.config, base, repo=_repo_of(scene, base), trust_base=adapter.trust_base
+        report.config,
+        base,
+        repo=needs.repo_of(scene.world.files, base.source),
+        trust_base=adapter.trust_base,
     )
     if isinstance(found, preflight.Refusal):  # 3
         return _refused(scene, adapter, found.code, found.sentence)
@@ -116,12 +119,6 @@ def version_of(sums: Iterable[tuple[str, str]]) -> str:
     """What names the contents of an adapter's files, from their names and sha256 sums in any order."""
     lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(sums))
     return hashlib.sha256(lines.encode()).hexdigest()[:VERSION_DIGITS]
-
-
-def _repo_of(scene: Scene, base: Model) -> str:
-    """The repository the base's weights came from, where the mirrors know it."""
-    file = scene.world.files.get(needs.key_of_source(base.source) or "")
-    return file.repo if file is not None else ""
 
 
 def _checked(

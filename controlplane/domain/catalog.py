@@ -17,6 +17,7 @@ from schemas import codes
 from schemas.activation import ActivationDeleted
 from schemas.adapter import Adapter
 from schemas.commands import CatalogApply, ModelAdd, ModelRemove, ModelScale, Problem
+from schemas.file import File
 from schemas.model import Model, ModelAdded, ModelChanged, ModelDeleted
 from schemas.record import RecordDeleted
 
@@ -30,6 +31,7 @@ initial: Final[Mapping[str, Model]] = {}
 """The catalog before the first event."""
 
 NO_ADAPTERS: Final[Mapping[str, Adapter]] = {}
+NO_FILES: Final[Mapping[str, File]] = {}
 
 Adapters = Mapping[str, Sequence[Adapter]]
 """By their base."""
@@ -43,13 +45,13 @@ def decide(
     ids: Ids,
     activations: Collection[tuple[str, str]] = (),
     records: Collection[str] = (),
-    files: Collection[str] = (),
+    files: Mapping[str, File] = NO_FILES,
     adapters: Mapping[str, Adapter] = NO_ADAPTERS,
 ) -> Answer:
     """The changes `body` asks for, all or nothing; an empty tuple when everything is so already.
 
     `activations` are the (model, scope) keys and `records` the model names that exist: a removed model
-    ends with them in the same batch. `files` are the keys a source may name. `adapters` have names of their own
+    ends with them in the same batch. `files` are those a source may name, by key. `adapters` have names of their own
     and need their base as it is. A dry run decides the same changes; the caller does not append them.
     """
     match body:
@@ -96,7 +98,7 @@ def _add(
     body: ModelAdd,
     actor: str,
     ids: Ids,
-    files: Collection[str],
+    files: Mapping[str, File],
     adapters: Mapping[str, Adapter],
 ) -> Answer:
     parsed = _parse((body.entry,), files)
@@ -121,7 +123,7 @@ def _apply(
     ids: Ids,
     activations: Collection[tuple[str, str]],
     records: Collection[str],
-    files: Collection[str],
+    files: Mapping[str, File],
     adapters: Mapping[str, Adapter],
 ) -> Answer:
     """Cases: 1 entries that are wrong; 2 names that are taken; 3 adapters that would lose their base, or would
@@ -134,7 +136,7 @@ def _apply(
     left = {name: model for name, model in models.items() if name not in gone}
     refused = _collisions(left, parsed, adapters)  # 2
     here = names.by_base(adapters)
-    refused = refused or _in_use(here, gone) or _misfits(models, parsed, here)  # 3
+    refused = refused or _in_use(here, gone) or _misfits(models, parsed, here, files)  # 3
     if refused is not None:
         return refused
     changes = list(_put(models, parsed, actor, ids, here))  # 4
@@ -256,7 +258,10 @@ def _in_use(adapters: Adapters, gone: Iterable[str]) -> Rejected | None:
 
 
 def _misfits(
-    models: Mapping[str, Model], parsed: Sequence[ParsedEntry], adapters: Adapters
+    models: Mapping[str, Model],
+    parsed: Sequence[ParsedEntry],
+    adapters: Adapters,
+    files: Mapping[str, File],
 ) -> Rejected | None:
     """The refusal of changed entries that adapters which fit them as they were do not fit any more."""
     problems: list[Problem] = []
@@ -265,6 +270,7 @@ def _misfits(
         if old is None or entry.name not in adapters:
             continue
         new = _renewed(old, entry, adapters)
+        repo = needs.repo_of(files, new.source)
         lost: dict[str, list[str]] = {}
         pinned = 0
         for adapter in adapters[entry.name]:
@@ -272,7 +278,9 @@ def _misfits(
                 continue
             pinned += adapter.pinned
             found = preflight.misfit(adapter, new)
-            if found is not None and preflight.misfit(adapter, old) is None:
+            if found is None or preflight.misfit(adapter, old) is not None:
+                found = preflight.loses_base(adapter, old, new, repo=repo)
+            if found is not None:
                 lost.setdefault(found.sentence, []).append(adapter.name)
         for sentence, whose in lost.items():
             said = f"{names.listed(whose)} would not fit any more: {sentence}"

@@ -3,11 +3,13 @@
 It derives from the log alone and decides nothing; files.py fetches and removes by it.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal, TypeVar
 
 from controlplane.domain import filesets
 from controlplane.domain.world import World
 from schemas.adapter import Adapter
+from schemas.file import File
 from schemas.job import Job
 
 MIRROR: Final = "mirror:"
@@ -30,6 +32,12 @@ KEEPING_KINDS: Final[frozenset[str]] = frozenset({"model", "adapter", "job", "ea
 def key_of_source(source: str) -> str | None:
     """The key of the first file that a source names, None for a source of another kind."""
     return source.removeprefix(MIRROR) if source.startswith(MIRROR) else None
+
+
+def repo_of(files: Mapping[str, File], source: str) -> str:
+    """The repository the weights of `source` came from, as far as the mirrors know it; else empty."""
+    file = files.get(key_of_source(source) or "")
+    return file.repo if file is not None else ""
 
 
 def source_of(key: str) -> str:

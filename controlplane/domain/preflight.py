@@ -140,6 +140,15 @@ def misfit(adapter: Adapter, base: Model) -> Refusal | None:
     return refusal_of(adapter.rank, targets_of(adapter), base)
 
 
+def loses_base(adapter: Adapter, old: Model, new: Model, *, repo: str = "") -> Refusal | None:
+    """Why an adapter of `old` would answer with weights it was not trained on once its base has the source of
+    `new`, which came from `repo` if that is known; None when names do not say so."""
+    if new.source == old.source or adapter.trust_base or adapter.phase not in ("fetching", "ready"):
+        return None
+    found = _base(adapter.trained_on, new, repo)
+    return found if isinstance(found, Refusal) else None
+
+
 def with_rank(base: Model, ranks: Iterable[int]) -> Model:
     """The base with the rank its engines are started for raised to the largest of `ranks`, where a profile leaves
     that open; it never shrinks."""

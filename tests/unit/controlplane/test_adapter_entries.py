@@ -190,6 +190,23 @@ def test_an_entry_does_not_leave_out_modules_of_its_adapters(yard: AdapterYard) 
     assert apply(yard, entry("--lora-target-modules", "q_proj", "v_proj")).status == "accepted"
 
 
+def test_scn_d9_an_entry_does_not_get_the_weights_of_another_model(yard: AdapterYard) -> None:
+    yard.lay("x/mine", base_model_name_or_path="x/of-mine")
+    yard.have("mine", trust_base=True)
+    named = entry() | {"name": "chat", "source": "/models/qwen2.5-7b"}
+    assert apply(yard, named).status == "accepted"
+    yard.lay("x/style", base_model_name_or_path="Qwen/Qwen2.5-7B")
+    assert yard.have("style", "chat").phase == "ready"
+    outcome = apply(yard, named | {"source": "/models/qwen2.5-14b"})
+    assert outcome.code == codes.CONFLICT
+    assert "style would not fit" in outcome.sentence
+    assert "'Qwen/Qwen2.5-7B'" in outcome.sentence
+    assert "'/models/qwen2.5-14b'" in outcome.sentence
+    assert apply(yard, named | {"source": "/fast/Qwen2.5-7B-AWQ"}).status == "accepted"
+    moved = apply(yard, entry() | {"source": "/models/other"})
+    assert moved.status == "accepted", "by its name it is the model, or a person said so"
+
+
 def test_an_adapter_that_is_refused_hinders_no_change(yard: AdapterYard) -> None:
     yard.lay("x/bad", use_dora=True)
     yard.have("bad")
