@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from controlplane.mirror.connecting import Line
+from controlplane.mirror.connecting import CutOff, Line, reason
 
 _REGULAR: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-", re.ASCII)
@@ -62,10 +62,13 @@ def open_plain(folder: int, name: str) -> tuple[int, os.stat_result]:
         handle = os.open(name, _REGULAR, dir_fd=folder)
     except OSError as error:
         raise _told(error, name) from None
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPlain(f"{name} is no regular file")
+    except (OSError, NotPlain):
         os.close(handle)
-        raise NotPlain(f"{name} is no regular file")
+        raise
     return handle, status
 
 
@@ -85,6 +88,11 @@ def _told(error: OSError, what: str) -> Exception:
             return error
 
 
+def _broken(error: OSError) -> CutOff:
+    """The folder's disk is not the mirror's: it is told apart, and like a connection it may come back."""
+    return CutOff(f"it could not be read ({reason(error)})")
+
+
 class FolderAnswer:
     """A file of a folder, or the rest of one, in the form of an HTTP answer. Close it.
 
@@ -95,7 +103,7 @@ class FolderAnswer:
     end_is_told = True
 
     def __init__(self, folder: str, name: str, headers: Mapping[str, str], line: Line) -> None:
-        """Raises OSError of the disk, Stopped."""
+        """Raises CutOff when the disk fails, Stopped."""
         line.check()
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -112,6 +120,8 @@ class FolderAnswer:
         except NotPlain as problem:
             self.status, self.why = 403, str(problem)
             return
+        except OSError as error:
+            raise _broken(error) from None
         size = status.st_size
         etag = f'"{status.st_ino:x}-{size:x}-{status.st_mtime_ns:x}"'
         asked = _RANGE.fullmatch(headers.get("range", ""))
@@ -131,11 +141,14 @@ class FolderAnswer:
         os.lseek(self._handle, offset, os.SEEK_SET)
 
     def read_into(self, view: memoryview) -> int | None:
-        """The next bytes; 0 at the end, also of a file that was cut meanwhile. Raises OSError, Stopped."""
+        """The next bytes; 0 at the end, also of a file that was cut meanwhile. Raises CutOff, Stopped."""
         self._line.check()
         if self._left == 0:
             return 0
-        count = os.readv(self._handle, [view[: self._left]])
+        try:
+            count = os.readv(self._handle, [view[: self._left]])
+        except OSError as error:
+            raise _broken(error) from None
         self._left -= count
         return count
 

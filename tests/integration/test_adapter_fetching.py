@@ -1,5 +1,6 @@
 """Adapters' files come to a mirror: from a folder, a URL, a registry or another mirror; whole and checked."""
 
+import errno
 import hashlib
 import json
 import os
@@ -145,6 +146,32 @@ def test_a_folder_that_changed_since_it_was_read_is_refused(
     elif isinstance(change, bytes):
         (folder / ADAPTER_WEIGHTS).write_bytes(change)
     refused(store, weights, code, said, no_progress_s=0.5)
+
+
+@pytest.mark.parametrize("call", ["readv", "fstat"])
+def test_a_folder_whose_disk_fails_is_told_apart_from_the_mirror_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    folder = write_adapter(tmp_path / "polite")
+    store = open_store(tmp_path)
+    _, (weights, _) = tasks_of(str(folder))
+    honest = getattr(os, call)
+
+    def failing(handle: int, *more: Any) -> Any:
+        if os.readlink(f"/proc/self/fd/{handle}").startswith(str(folder)):
+            raise OSError(errno.EIO, "Input/output error")
+        return honest(handle, *more)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, failing)
+        refused(
+            store,
+            weights,
+            codes.SOURCE_UNREACHABLE,
+            f"the folder {folder}: it could not be read (Input/output error)",
+            no_progress_s=0.2,
+        )
+    assert got(store, weights).origin == "source"
 
 
 def test_a_folder_s_file_is_gone_on_with_where_it_was_left(tmp_path: Path) -> None:
