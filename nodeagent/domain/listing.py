@@ -58,7 +58,7 @@ def listed(
        and nobody may be answered by it.
     3. loaded and not listed: it is gone, unless requests run on it.
     4. listed under a name of ours that nobody loaded: found, first in line to leave. Not when it was unloaded
-       since `began_at`, nor when the same version is here under another name.
+       since `began_at` or its load failed since, nor when the same version is here under another name.
     5. everything else that is listed is none of ours: counted and left alone.
     """
     by_name = {one.engine_name: one for one in seen}
@@ -85,7 +85,7 @@ def listed(
         if not one.adapter or one.root == "wrong" or name in places:
             foreign += 1
             continue
-        tries = min(gone.tries + 1, MOST_TRIES) if gone is not None else 0
+        tries = min(gone.tries, MOST_TRIES) if gone is not None else 0
         places[name] = Place(
             adapter=one.adapter,
             version=one.version,

@@ -75,7 +75,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Gone(Struct, frozen=True, kw_only=True):
-    """An engine-side name that was unloaded: when, and after how many tries in a row."""
+    """An engine-side name that is not loaded by what was said last: since when, and how many unloads of it in a row
+    that was (0: a load of it failed)."""
 
     at: float
     tries: int = 0
@@ -266,8 +267,9 @@ def waiting(state: State, at: float) -> tuple[Waiting, ...]:
 
 def loaded(state: State, name: str, moment: Moment, *, engine_name: str) -> State:
     """The engine said that it has it, under this name."""
+    before = state.places[name]
     place = replace(
-        state.places[name],
+        before,
         phase="loaded",
         engine_name=engine_name,
         since=moment.now,
@@ -278,7 +280,8 @@ def loaded(state: State, name: str, moment: Moment, *, engine_name: str) -> Stat
     )
     state = _put(state, name, place)
     state = replace(state, bads=badloads.forgiven(state.bads, name))
-    if not place.restores:
+    if not before.restores:
+        # What comes back made way for a load that is over; others may still need what left for them.
         state = replace(state, displaced=state.displaced[1:])
     return state
 
@@ -314,11 +317,13 @@ def load_failed(
         strip=(*strip, place.engine_name),
         now=moment.now,
     )
-    state = replace(_without(state, name), bads=bads)
-    if fault.late:
-        # The engine may have it in a moment: its room counts until a later list says otherwise.
-        strays = {**state.strays, place.engine_name: moment.at + LATE_S}
-        state = replace(state, strays=strays)
+    # An engine may list it before it failed.
+    gone = {**state.gone, place.engine_name: Gone(at=moment.at)}
+    state = replace(_without(state, name), bads=bads, gone=gone)
+    if fault.late or place.again:
+        # The engine may have it in a moment, or still: its room counts until a later list says otherwise.
+        until = moment.at + (LATE_S if fault.late else 0.0)
+        state = replace(state, strays={**state.strays, place.engine_name: until})
     restored: list[Place] = []
     for other in () if place.restores else state.displaced:
         of = pin_name(other.adapter, other.version)
@@ -339,7 +344,7 @@ def load_failed(
 def unloaded(state: State, name: str, at: float) -> State:
     """The engine said that it has it no more."""
     place = state.places[name]
-    gone = {**state.gone, place.engine_name: Gone(at=at, tries=place.tries)}
+    gone = {**state.gone, place.engine_name: Gone(at=at, tries=place.tries + 1)}
     state = replace(_without(state, name), gone=gone)
     if place.why == "room" and room_of(state) <= state.limit:
         # There is no room to load before something leaves: a load that fails gives this place back.
@@ -353,7 +358,7 @@ def unload_failed(state: State, name: str, at: float) -> State:
     return replace(
         _without(state, name),
         strays={**state.strays, place.engine_name: at},
-        gone={**state.gone, place.engine_name: Gone(at=at, tries=place.tries)},
+        gone={**state.gone, place.engine_name: Gone(at=at, tries=place.tries + 1)},
     )
 
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 from nodeagent.domain import slots
+from nodeagent.domain.badloads import Fault
 from nodeagent.domain.evicting import Facts
 from nodeagent.domain.listing import Drift, Seen, listed
 from nodeagent.domain.pins import Use
 from nodeagent.domain.slots import State
+from schemas import codes
 from tests.support.slotting import VERSION, a_place, a_state, ask, facts, moment, pin
 
 A = "a@01234567"
@@ -72,6 +74,18 @@ def test_req_bugb2_one_that_is_loading_is_neither_counted_twice_nor_replaced():
     after, drift = read(state, seen("a"))
     assert (after.places, drift) == (state.places, Drift())
     assert slots.occupied(after) == 1
+
+
+def test_req_b27_one_whose_load_failed_while_the_list_was_on_its_way_is_not_inserted():
+    """The engine listed it before it had read it."""
+    state, _ = ask(a_state(2), "a", 49.0)
+    fault = Fault(whose="adapter", code=codes.LOAD_REFUSED, text="no")
+    state, _, _ = slots.load_failed(state, pin("a"), fault, (), (), moment(50.5))
+    after, drift = read(state, seen("a"))
+    assert (dict(after.places), drift) == ({}, Drift())
+    # One that a later list shows is there, and nothing was ever unloaded in vain.
+    after, drift = read(after, seen("a"), began=52.0)
+    assert (drift.found, after.places[pin("a")].tries) == ((pin("a"),), 0)
 
 
 def test_req_b27_a_name_of_something_that_changed_since_is_not_inserted():

@@ -2,8 +2,9 @@
 
 from datetime import timedelta
 
-from nodeagent.domain import slots
+from nodeagent.domain import listing, slots
 from nodeagent.domain.badloads import Fault
+from nodeagent.domain.evicting import Facts
 from nodeagent.domain.slots import Hit, Join, Load, Refuse, State, Wait, occupied
 from schemas import codes
 from schemas.slots import BadAdapter, Slot, Slots
@@ -174,6 +175,20 @@ def test_nothing_comes_back_for_a_load_that_worked_nor_into_a_place_somebody_wai
     assert restored == ()
 
 
+def test_what_comes_back_takes_nothing_from_another_that_made_way_meanwhile():
+    x, y = a_place("x", phase="unloading"), a_place("y", phase="unloading")
+    state = slots.unloaded(a_state(2, x, y, room=2), pin("y"), 1.0)
+    state, _ = ask(state, "a", 1.0)
+    state, _, restored = fail(state, "a", 2.0)
+    assert [p.adapter for p in restored] == ["y"]
+    state = slots.unloaded(state, pin("x"), 3.0)
+    state = done(state, "y", 3.5)
+    state, verdict = ask(state, "b", 3.6)
+    assert isinstance(verdict, Load)
+    _, _, restored = fail(state, "b", 4.0)
+    assert [p.adapter for p in restored] == ["x"]
+
+
 def test_scn_d6_a_failure_of_the_replica_is_remembered_there_with_an_expiry():
     fault = Fault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
     state, _ = ask(a_state(2), "a", 1.0)
@@ -222,6 +237,17 @@ def test_scn_d4_one_that_the_engine_does_not_know_any_more_is_loaded_again_once(
     assert ask(state, "a", 5.1, gone="a@01234567")[1] == Join()
     state = done(state, "a", 6.0)
     assert not state.places[pin("a")].again
+
+
+def test_one_that_could_not_be_loaded_again_may_be_there_still_and_its_room_counts():
+    state = a_state(1, a_place("a", 1.0), room=1)
+    state, _ = ask(state, "a", 5.0, gone="a@01234567")
+    files = Fault(whose="replica", code=codes.FILES_MISSING, text="no room on the disk")
+    state, _, _ = fail(state, "a", 6.0, files)
+    assert occupied(state) == 1
+    assert ask(state, "b", 6.0)[1] == Wait(why="room")
+    state, _ = listing.listed(state, (), 7.0, Facts(), moment(7.1))
+    assert occupied(state) == 0
 
 
 def test_req_b29_who_was_told_of_a_name_it_has_no_more_joins_what_it_has_now():
