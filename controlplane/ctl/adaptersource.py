@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from controlplane.ctl.failures import UsageMistake
 
@@ -28,7 +29,7 @@ def source_of(text: str, folder: Path) -> str:
     if colon:
         if scheme.lower() not in ("http", "https"):
             raise UsageMistake(f"--source {text}: {scheme} is no scheme of a source: {_SHAPES}")
-        return text
+        return _url(text)
     if text[0] in "/.~":
         return _path(text, folder)
     is_here = os.path.lexists(folder / text)
@@ -42,6 +43,19 @@ def source_of(text: str, folder: Path) -> str:
     if is_here:
         return _path(text, folder)
     raise UsageMistake(f"--source {text}: there is no such folder here, and it is not {_SHAPES}")
+
+
+def _url(text: str) -> str:
+    """A password is refused before the command is sent: it would be kept with it, for everybody to read."""
+    try:
+        netloc = urlsplit(text).netloc
+    except ValueError:
+        raise UsageMistake(
+            f"--source: {text.rpartition('@')[2]} is no address of the web"
+        ) from None
+    if "@" in netloc:
+        raise UsageMistake("--source: the URL of an adapter holds no name and password")
+    return text
 
 
 def _path(text: str, folder: Path) -> str:

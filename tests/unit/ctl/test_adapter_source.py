@@ -59,6 +59,8 @@ def test_a_folder_that_may_be_a_repository_is_asked_about(tmp_path: Path) -> Non
         ("./sql", "by its whole path"),
         ("a/b/c", "OWNER/REPO"),
         ("./weights", "name the folder that holds it"),
+        ("https://anna:secret@files.example/sql", "no name and password"),
+        ("https://[files.example/sql", "no address of the web"),
     ],
 )
 def test_what_can_be_nothing_is_refused_here(text: str, says: str, tmp_path: Path) -> None:
