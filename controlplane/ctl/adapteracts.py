@@ -6,10 +6,10 @@ Where they are loaded is its agents' to change: adapterslots.py asks those.
 import msgspec
 
 from controlplane.ctl.acts import tell
-from controlplane.ctl.adapterwatch import AdapterRefused, watch_on
+from controlplane.ctl.adapterwatch import watch_on
 from controlplane.ctl.commanding import carry_out
 from controlplane.ctl.connect import Place, open_connection, open_log
-from controlplane.ctl.failures import NotKnownYet
+from controlplane.ctl.failures import CtlError
 from controlplane.ctl.show import console, print_json
 from events.log import EventLog, Wire
 from schemas.commands import AdapterAdd, AdapterPin, AdapterRemove
@@ -52,7 +52,8 @@ async def add_on(
     out = console(stderr=output == "json")
     try:
         found = await watch_on(log, wire, body.name, out, prefix=prefix, timeout_s=wait_s)
-    except (AdapterRefused, NotKnownYet):
+    except CtlError:
+        # It says itself how it ended: ready it will not be, or not in this time.
         raise
     except BaseException:
         # Ctrl-C, or a connection that is lost for good.

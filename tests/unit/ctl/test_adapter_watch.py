@@ -317,3 +317,26 @@ def test_who_leaves_is_told_that_it_goes_on(capsys: pytest.CaptureFixture[str]) 
 
     tell(story)
     assert "yardctl adapter show sql" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("then", [None, replace(READING, incarnation="a-2", by="bob")])
+def test_who_waits_for_what_is_gone_is_not_told_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], then: Adapter | None
+) -> None:
+    async def story(t: Terminal) -> None:
+        adding = asyncio.ensure_future(added(t, 10.0))
+        await t.decide(ACCEPTED, READING)
+        shown = ""
+
+        def reads() -> bool:
+            nonlocal shown
+            shown += capsys.readouterr().out
+            return "reading" in shown
+
+        await until(reads, "it watches")
+        await t.adapter(then)
+        with pytest.raises(CtlError, match="meanwhile"):
+            await adding
+
+    tell(story)
+    assert "goes on" not in capsys.readouterr().err
