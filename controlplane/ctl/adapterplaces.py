@@ -42,11 +42,12 @@ FAILURES: Final = frozenset(
 
 
 class NotEverywhere(CtlError):
-    """Some of the replicas did not do it; the worst of what became of them is the exit code."""
+    """Some of the replicas did not do it; the worst of what became of them is the exit code. `silent` are nodes
+    that did not even say what they have."""
 
-    def __init__(self, fates: Sequence[Fate]) -> None:
+    def __init__(self, fates: Sequence[Fate], silent: Sequence[str] = ()) -> None:
         wrong = sorted((f for f in fates if f.state != "done"), key=_severity)
-        super().__init__(*(_told(fate) for fate in wrong))
+        super().__init__(*(_told(fate) for fate in wrong), *map(_unheard, silent))
         self.code = _severity(wrong[0])
 
 
@@ -117,7 +118,7 @@ async def unload(
     if not fates and not silent and output == "table":
         print(f"{exact} is loaded nowhere")
         return
-    _print(exact, fates, "unloaded", output)
+    _print(exact, fates, "unloaded", output, silent)
     _tell_silent(silent)
 
 
@@ -132,7 +133,9 @@ async def _changed(
     return await change(wire, asks, tell, timeout_s=timeout_s)
 
 
-def _print(name: str, fates: Sequence[Fate], done: str, output: str) -> None:
+def _print(
+    name: str, fates: Sequence[Fate], done: str, output: str, silent: Sequence[str] = ()
+) -> None:
     """Raises NotEverywhere."""
     if output == "json":
         print_json([msgspec.to_builtins(fate) for fate in fates])
@@ -142,7 +145,7 @@ def _print(name: str, fates: Sequence[Fate], done: str, output: str) -> None:
                 more = f": {fate.sentence}" if fate.sentence else ""
                 print(f"{name}: {done} in {fate.replica} on {fate.node}{more}")
     if any(fate.state != "done" for fate in fates):
-        raise NotEverywhere(fates)
+        raise NotEverywhere(fates, silent)
 
 
 async def show_holders(place: Place, name: str, output: str, now: datetime) -> None:
@@ -172,12 +175,11 @@ async def show_holders(place: Place, name: str, output: str, now: datetime) -> N
 def _tell_silent(nodes: Sequence[str]) -> None:
     """Raises NotKnownYet when there are any."""
     if nodes:
-        raise NotKnownYet(
-            *(
-                f"the agent of {node} does not answer; what is loaded there is not known"
-                for node in nodes
-            )
-        )
+        raise NotKnownYet(*map(_unheard, nodes))
+
+
+def _unheard(node: str) -> str:
+    return f"the agent of {node} does not answer; what is loaded there is not known"
 
 
 def nodes_of(replicas: Iterable[Row]) -> list[str]:

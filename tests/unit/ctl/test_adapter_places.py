@@ -346,6 +346,14 @@ def test_an_unload_with_a_silent_agent_is_not_known_to_be_whole(yard: Yard) -> N
     assert "the agent of n2 does not answer" in err[0]
 
 
+def test_a_silent_agent_is_told_beside_an_unload_that_was_refused(yard: Yard) -> None:
+    no = SlotsAnswer(status="refused", code="conflict", sentence="it drains")
+    yard.agents = {"n1": holding([holder("r-1")], no)}
+    _, err = yard.ctl("unload", "sql", expect=2)
+    assert err[0] == "yardctl: r-1 on n1: it drains [conflict]"
+    assert "the agent of n2 does not answer" in err[1]
+
+
 # List and show ----------------------------------------------------------------------------------------
 
 
