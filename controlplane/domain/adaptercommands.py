@@ -19,6 +19,7 @@ from schemas import adapternames, codes
 from schemas.adapter import Adapter, AdapterAdded, AdapterChanged, AdapterDeleted
 from schemas.commands import AdapterAdd, AdapterPin, AdapterRemove, Problem
 from schemas.model import Model
+from schemas.replica import TERMINAL_PHASES
 
 AdapterCommand = AdapterAdd | AdapterRemove | AdapterPin
 
@@ -187,8 +188,15 @@ def _remove(scene: Scene, actor: str, body: AdapterRemove) -> Accepted | Rejecte
         f"{slots.replica} on {slots.node} unloads it once no request uses it"
         for _, slots in sorted(scene.world.slots.items())
         if any(slot.adapter == adapter.name for slot in slots.loaded)
+        and not _is_over(scene, slots.replica)
     ]
     return Accepted(changes=(ended,), sentence=f"{adapter.name} removed", lines=tuple(held))
+
+
+def _is_over(scene: Scene, replica: str) -> bool:
+    """Whether its engine is gone. What it had loaded is told for a day after that."""
+    known = scene.world.replicas.get(replica)
+    return known is not None and known.phase in TERMINAL_PHASES
 
 
 def _pin(scene: Scene, actor: str, body: AdapterPin) -> Accepted | Rejected:

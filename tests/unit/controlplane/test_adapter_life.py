@@ -369,6 +369,26 @@ def test_a_removed_adapter_ends_and_its_files_are_needed_no_more(yard: AdapterYa
     assert all(copy_on(file, "cp1") is None for file in yard.world.files.values())
 
 
+def test_who_ended_long_ago_is_not_said_to_unload_what_was_removed() -> None:
+    yard = adapter_yard(base_model(minimum=1))
+    found = yard.have("sql")
+    yard.until(lambda: yard.ready("llama"), 60, "ready")
+    (replica,) = yard.ready("llama")
+    slots = Slots(
+        node="n1",
+        replica=replica,
+        model="llama",
+        epoch=1,
+        limit=4,
+        since=yard.now,
+        loaded=(Slot(adapter="sql", version=found.version, since=yard.now),),
+    )
+    loaded = SlotsLoaded(adapter="sql", version=found.version)
+    yard.append("slots", ("n1", replica), loaded, slots)
+    yard.fail(replica)
+    assert yard.drop("sql").lines == ()
+
+
 def test_files_two_adapters_have_stay_until_both_are_removed(yard: AdapterYard) -> None:
     yard.have("one", source="x/same")
     found = yard.have("two", source="x/same")
