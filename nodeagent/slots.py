@@ -22,6 +22,7 @@ from nodeagent.domain.outranked import outranked
 from nodeagent.domain.slots import Hit, Join, Load, Moment, Place, Refuse, State, Verdict, Wait
 from nodeagent.drivers.driver import ListedAdapter
 from nodeagent.files.fetches import FetchFailed
+from nodeagent.slottelling import Telling
 from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, seen_in
 from nodeagent.waking import pause
 from schemas import codes
@@ -29,7 +30,6 @@ from schemas.adapterasks import Outcome
 from schemas.adapternames import of_engine_name, pin_name
 from schemas.slots import (
     How,
-    Slots,
     SlotsDrifted,
     SlotsEvent,
     SlotsEvicted,
@@ -108,6 +108,7 @@ class ReplicaSlots:
         if not adopted:
             self._met.set()
         self._bell = Bell()
+        self._telling = Telling(tools, replica, lambda: self.state, self._model)
         self._one_by_one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sets: dict[str, str] = {}
@@ -156,6 +157,7 @@ class ReplicaSlots:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._telling.close()
         for task in self._tasks:
             task.cancel()
         self._bell.ring()
@@ -242,7 +244,7 @@ class ReplicaSlots:
                 continue
             self.state = slots.leaving(self.state, name)
             event = SlotsLeaving(adapter=place.adapter, version=place.version)
-            self._say(event, reason="a person wants it unloaded", cause=cause)
+            self._telling.say(event, reason="a person wants it unloaded", cause=cause)
         self.look(cause)
         return names
 
@@ -254,7 +256,7 @@ class ReplicaSlots:
             return
         self.state = slots.staying(self.state, name)
         event = SlotsLeaving(adapter=adapter, version=version, taken_back=True)
-        self._say(event, reason="a person wants it loaded", cause=cause)
+        self._telling.say(event, reason="a person wants it loaded", cause=cause)
 
     def force(self, adapter: str, cause: str = "") -> tuple[str, ...]:
         """Unloads every version of it at once, whatever runs on it; their pin names."""
@@ -289,7 +291,7 @@ class ReplicaSlots:
                 adapter=place.adapter, version=place.version, how=place.how, load_s=load_s
             )
             LOG.info("adapter loaded", extra=self._fields(place, load_s=load_s, cause=cause))
-            self._say(event, cause=cause)
+            self._telling.say(event, cause=cause)
         else:
             self._failed(name, place, fault, moment, cause)
             self._keep()
@@ -310,7 +312,7 @@ class ReplicaSlots:
         event = SlotsFailed(
             adapter=place.adapter, version=place.version, code=bad.code, whose=bad.whose
         )
-        self._say(event, reason=bad.reason, cause=cause)
+        self._telling.say(event, reason=bad.reason, cause=cause)
         for back in restored:
             LOG.info("adapter comes back", extra=self._fields(back))
             self._begin(back, cause)
@@ -375,7 +377,9 @@ class ReplicaSlots:
             self.state = slots.renamed(self.state, name)
         if not found or found[0].root == "wrong":
             LOG.warning("adapter lost", extra=self._fields(place))
-            self._say(SlotsDrifted(lost=(name,)), reason="its engine says it does not know it")
+            self._telling.say(
+                SlotsDrifted(lost=(name,)), reason="its engine says it does not know it"
+            )
 
     # Unloading.
 
@@ -443,12 +447,12 @@ class ReplicaSlots:
             event: SlotsEvent = SlotsFailed(
                 adapter=place.adapter, version=place.version, code=done.code, what="unload"
             )
-            self._say(event, reason=done.text, cause=cause)
+            self._telling.say(event, reason=done.text, cause=cause)
         else:
             self.state = slots.unloaded(self.state, name, at)
             LOG.info("adapter unloaded", extra=self._fields(place, why=place.why, cause=cause))
             event = SlotsEvicted(adapter=place.adapter, version=place.version, why=place.why)
-            self._say(event, cause=cause)
+            self._telling.say(event, cause=cause)
         self._keep()
         self._bell.ring()
         self.look(cause)
@@ -514,7 +518,7 @@ class ReplicaSlots:
                 extra={"replica": self.replica, "lost": drift.lost, "found": drift.found},
             )
         if drift or foreign != self.state.foreign:
-            self._say(
+            self._telling.say(
                 SlotsDrifted(lost=drift.lost, found=drift.found),
                 reason="its engine lists something else",
             )
@@ -573,22 +577,13 @@ class ReplicaSlots:
         self._sets = {name: key for name, key in self._sets.items() if name in self.state.places}
         self._t.files.keep(self.replica, frozenset(sets))
 
-    def _say(self, event: SlotsEvent, *, reason: str = "", cause: str = "") -> None:
-        books = self._t.books
-        held = books.held.get(self.replica)
+    def _model(self) -> str | None:
+        """The model it serves, while there is something to say of its adapters."""
+        held = self._t.books.held.get(self.replica)
         if held is None or held.replica.phase not in HOLDING:
             # What an engine's end does to its adapters the replica's own events say.
-            return
-        before = books.slots.get(self.replica) or Slots(
-            node=books.node,
-            replica=self.replica,
-            model=held.replica.model,
-            epoch=0,
-            limit=self.state.limit,
-            since=self._t.now(),
-        )
-        told = slots.told(self.state, before, self._moment(), self._t.epoch())
-        books.say_slots(told, event, reason=reason, cause=cause)
+            return None
+        return held.replica.model
 
     def _fields(self, place: Place, **more: object) -> dict[str, object]:
         named = {"replica": self.replica, "adapter": place.adapter, "version": place.version}
