@@ -74,4 +74,9 @@ def _at(slots: Row, slot: Row) -> Row:
 async def known(api: Api, name: str) -> Row | None:
     """The adapter that `name` means: its name, an alias, or `BASE:NAME`. None: there is none."""
     adapters: list[Row] = await api.data("/v1/adapters")
-    return adapterview.find(adapters, name)
+    found = adapterview.find(adapters, name)
+    if found is None and ":" in name:
+        # Its base may be called by an alias.
+        models: list[Row] = await api.data("/v1/models")
+        found = adapterview.find(adapters, name, models)
+    return found

@@ -49,8 +49,10 @@ def serving(replicas: Iterable[Row]) -> dict[str, Row]:
     }
 
 
-def find(adapters: Sequence[Row], name: str) -> Row | None:
-    """The adapter that `name` means: its name, an alias, or `BASE:` before one of them. None: there is none."""
+def find(adapters: Sequence[Row], name: str, models: Iterable[Row] = ()) -> Row | None:
+    """The adapter that `name` means: its name, an alias, or `BASE:` before one of them; BASE may be an alias of one
+    of `models`. None: there is none."""
+    base_of = {alias: model["name"] for model in models for alias in model.get("aliases", ())}
     meant = (
         *(row for row in adapters if row["name"] == name),
         *(row for row in adapters if name in row.get("aliases", ())),
@@ -58,7 +60,8 @@ def find(adapters: Sequence[Row], name: str) -> Row | None:
             row
             for base, own in readings(name)
             for row in adapters
-            if row["base"] == base and own in (row["name"], *row.get("aliases", ()))
+            if row["base"] == base_of.get(base, base)
+            and own in (row["name"], *row.get("aliases", ()))
         ),
     )
     return next(iter(meant), None)

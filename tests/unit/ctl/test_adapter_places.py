@@ -134,7 +134,7 @@ def holding(held: Sequence[Holder], change: SlotsAnswer | None = None) -> Answer
 # Holders ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sql", "tables", "qwen:sql"])
+@pytest.mark.parametrize("name", ["sql", "tables", "qwen:sql", "q:sql", "q:tables"])
 def test_holders_are_the_word_of_every_agent(yard: Yard, name: str) -> None:
     used = holder("r-1", uses=2, gateways=("gw-1",), idle_s=0.0)
     yard.agents = {
