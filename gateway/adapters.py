@@ -218,7 +218,10 @@ class Adapters:
                 if waited_s >= gateway.wait_s:
                     raise Refused(no_place(seeking.name, waited_s))
                 if seeking.put_off(replica.id, adapted.others) and now_s - began_s < PAUSE_S:
-                    await self._pause(exchange)
+                    if answer.code == codes.IN_USE:
+                        await self._step_back(replica, adapted, exchange)
+                    else:
+                        await self._pause(exchange)
                 if adapted.others:
                     raise Elsewhere
             case "refused":
@@ -341,6 +344,20 @@ class Adapters:
             return await self._wait(waiter, exchange)
         finally:
             question.waiters.remove(waiter)
+
+    async def _step_back(self, replica: Replica, adapted: Adapted, exchange: Exchange) -> None:
+        """Pauses without a pin: what a person has unloaded leaves once nobody counts on it, and whoever waits for
+        that counts too."""
+        gateway = self._gateway
+        gateway.desk.finish(adapted)
+        gateway.pins.recall(replica.id, (adapted.pin,))
+        if gateway.pins.get(replica.id, adapted.pin) is None:
+            gateway.on_edge(True)
+        try:
+            await self._pause(exchange)
+        finally:
+            now_s = gateway.clock.now_s()
+            adapted.held = gateway.pins.begin(replica.node, replica.id, adapted.pin, now_s)
 
     async def _pause(self, exchange: Exchange) -> None:
         waiter: asyncio.Future[EnsureAnswer | None] = asyncio.get_running_loop().create_future()

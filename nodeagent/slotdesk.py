@@ -190,6 +190,10 @@ class SlotDesk:
         wrong = await self._checked(replica, ask.adapter, ask.version, deadline)
         if wrong is not None:
             return _refused(wrong)
+        place = replica.state.places.get(pin_name(ask.adapter, ask.version))
+        if place is not None and place.leaving and place.phase == "loaded":
+            # It leaves once nobody counts on it, and whoever waits for that here would.
+            deadline = self._monotonic()
         verdict, how = await replica.have(
             ask.adapter, ask.version, deadline=deadline, gone=ask.gone, cause=ask.request
         )
@@ -204,8 +208,9 @@ class SlotDesk:
                 )
             case Join() | Load():
                 return EnsureAnswer(status="loading", how=how)
-            case Wait():
-                return EnsureAnswer(status="waiting", how=how)
+            case Wait(why=why):
+                code = codes.IN_USE if why == "leaving" else ""
+                return EnsureAnswer(status="waiting", how=how, code=code)
             case Refuse():
                 return _refused(verdict)
             case _:

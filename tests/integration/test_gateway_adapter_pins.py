@@ -8,10 +8,17 @@ import pytest
 
 from gateway.app import RunningGateway
 from gateway.domain.pins import TRUST_S
+from schemas.adapterasks import Ensure
 from schemas.adapternames import engine_name, pin_name
 from schemas.beacons import GatewayBeacon, Pin
 from tests.support.aio import run, until
-from tests.support.gateway_agent import EnsureAnswer, FakeAgent, a_replica_with_slots, agent
+from tests.support.gateway_agent import (
+    EnsureAnswer,
+    FakeAgent,
+    a_replica_with_slots,
+    agent,
+    nothing_left,
+)
 from tests.support.gateway_world import a_slot, an_adapter
 from tests.support.gateway_yard import Yard, chat, memory_yard
 
@@ -143,6 +150,46 @@ def test_an_adapter_the_log_says_is_gone_is_nobodys_hit(tmp_path: Path, how: str
             await yard.applied(gateway, seq)
             await ask(yard, gateway)
             assert len(made.asks) == 2
+
+    run(story())
+
+
+def test_scn_d8_who_waits_for_what_a_person_has_unloaded_does_not_keep_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway(beacon_s=0.02)
+            await ask(yard, gateway)
+            engine = made.engines["r-1"]
+            engine.gate.clear()
+            running = asyncio.create_task(ask(yard, gateway))
+            await engine.until_seen(2)
+            leaving = a_slot("poet", leaving=True)
+            await yard.applied(gateway, await yard.tell(yard.story.slots("r-1", leaving)))
+            asks, gave_up = len(made.asks), False
+
+            def as_told(asked: Ensure) -> EnsureAnswer:
+                """Until a beacon behind the first ask lists no pin, it stays."""
+                nonlocal gave_up
+                first = made.asks[asks].n
+                gave_up = any(b.n > first and not b.pins for b in made.beacons)
+                if not gave_up:
+                    made.answers.append(as_told)
+                    return EnsureAnswer(status="waiting", code="in_use")
+                return EnsureAnswer(status="ready", engine_name=POET, how="loaded")
+
+            made.answers.append(as_told)
+            waiting = [asyncio.create_task(ask(yard, gateway)) for _ in range(3)]
+            await made.until_asked(asks + 2)
+            # What runs is told of as long as it runs, whoever waits.
+            assert not gave_up
+            assert latest(made).pins["r-1"][PIN].uses >= 1
+            engine.gate.set()
+            assert (await running).status_code == 200
+            answers = await asyncio.gather(*waiting)
+            assert [answer.status_code for answer in answers] == [200, 200, 200]
+            assert gave_up
+            nothing_left(gateway)
 
     run(story())
 

@@ -2,12 +2,13 @@
 
 import asyncio
 
+from nodeagent.domain.slotasks import LONGEST_WAIT_S
 from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.adapterasks import AdapterHolders, LoadAdapter, UnloadAdapter
 from schemas.beacons import GatewayBeacon, Pin
 from schemas.slots import SlotsEvicted, SlotsLeaving
-from tests.support.aio import run
+from tests.support.aio import run, until
 from tests.support.slot_yard import SlotYard, slot_yard
 
 BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
@@ -188,6 +189,24 @@ def test_scn_d8_an_unload_drains_unloads_and_reads_back(tmp_path):
         assert len(leaving) == 1
         again = await yard.person(UnloadAdapter(replica="r-1", adapter="a"))
         assert (again.status, again.code) == ("refused", codes.NOT_FOUND)
+
+    story(tmp_path, tell, "a")
+
+
+def test_scn_d8_who_asks_for_what_leaves_is_told_at_once_and_need_not_keep_it(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        await yard.have("a")
+        yard.beat({"a": 1})
+        await yard.person(UnloadAdapter(replica="r-1", adapter="a"), wait_s=0.0)
+        async with asyncio.timeout(LONGEST_WAIT_S / 2):
+            answer = await yard.ask("a", gateway="g2", wait_s=LONGEST_WAIT_S)
+        assert (answer.status, answer.code) == ("waiting", codes.IN_USE)
+        # The one that waits counts on it no more, and what ran has ended.
+        yard.beat(gateway="g2")
+        yard.beat()
+        await until(lambda: yard.loaded() == set(), "the unload")
+        assert (await yard.ask("a", gateway="g2")).how == "loaded"
 
     story(tmp_path, tell, "a")
 
