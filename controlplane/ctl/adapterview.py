@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.ctl.jobview import COMMIT_SHOWN, Amount
+from controlplane.ctl.jobview import COMMIT_SHOWN, Amount, together
 from controlplane.ctl.show import age, length, parse_time, size
 from schemas.adapter import Adapter
 from schemas.adapterasks import Holder
@@ -273,19 +273,8 @@ def amount(
     adapter: Adapter, files: Mapping[str, File], progress: Mapping[str, FileProgress]
 ) -> Amount | None:
     """How far its files have come into the mirror, together; None while nothing moves."""
-    done = rate = 0.0
-    what = ""
-    for one in adapter.files:
-        file, told = files.get(one.key), progress.get(one.key)
-        if file is not None and any(copy.phase == "present" for copy in file.copies):
-            done += one.bytes
-        elif told is not None:
-            done += told.bytes
-            rate += told.rate_bytes_s
-            what = what or told.what
-    if not what:
-        return None
-    return Amount(what=what, bytes=int(done), total=adapter.bytes, rate_bytes_s=rate)
+    parts = [(one.bytes, files.get(one.key), progress.get(one.key)) for one in adapter.files]
+    return together(parts, adapter.bytes)
 
 
 def trouble(file: File) -> str | None:

@@ -3,7 +3,7 @@
 Pure: events and progress in, lines out. jobwatch.py follows the log and prints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,6 +135,25 @@ def _stem(path: str, shards: int) -> str:
     return path[: -len("-00001-of-00001.gguf")] if shards > 1 else path
 
 
+def together(
+    parts: Iterable[tuple[int, File | None, FileProgress | None]], total: int
+) -> Amount | None:
+    """How far several files have come into the mirror, of each its size and what is known of it; those present count
+    whole. None while nothing moves."""
+    done = rate = 0.0
+    what = ""
+    for size_bytes, file, told in parts:
+        if file is not None and any(copy.phase == "present" for copy in file.copies):
+            done += size_bytes
+        elif told is not None:
+            done += told.bytes
+            rate += told.rate_bytes_s
+            what = what or told.what
+    if not what:
+        return None
+    return Amount(what=what, bytes=int(done), total=total, rate_bytes_s=rate)
+
+
 @dataclass(slots=True)
 class Amounts:
     """The progress heard of one job's files, by file; of the latest word of each."""
@@ -144,20 +163,11 @@ class Amounts:
     node: dict[str, FileProgress] = field(default_factory=dict)
 
     def of_mirror(self, file_set: FileSet) -> Amount | None:
-        """All files of the set together; those present count whole."""
-        done = rate = 0.0
-        what = ""
-        for key, file in self.files.items():
-            told = self.mirror.get(key)
-            if any(copy.phase == "present" for copy in file.copies):
-                done += file.published_bytes
-            elif told is not None:
-                done += told.bytes
-                rate += told.rate_bytes_s
-                what = what or told.what
-        if not what:
-            return None
-        return Amount(what=what, bytes=int(done), total=file_set.bytes, rate_bytes_s=rate)
+        """All files of the set together."""
+        parts = [
+            (file.published_bytes, file, self.mirror.get(key)) for key, file in self.files.items()
+        ]
+        return together(parts, file_set.bytes)
 
     def of_node(self) -> Amount | None:
         """The furthest of the nodes that fetch the model."""
