@@ -203,9 +203,9 @@ def _pin(scene: Scene, actor: str, body: AdapterPin) -> Accepted | Rejected:
     adapter = scene.world.adapters.get(body.adapter)
     if adapter is None:
         return _not_found(scene, body.adapter)
-    wish = "pinned" if body.pinned else "not pinned"
     if adapter.pinned == body.pinned:
-        return Accepted(sentence=f"{adapter.name} is {wish} already")
+        said = "is pinned already" if body.pinned else "was not pinned"
+        return Accepted(sentence=f"{adapter.name} {said}")
     if body.pinned:
         if adapter.phase == "refused":
             sentence = f"{adapter.name} is refused, no replica loads it: {adapter.reason}"
@@ -214,6 +214,7 @@ def _pin(scene: Scene, actor: str, body: AdapterPin) -> Accepted | Rejected:
         full = _pins_full(scene, base, adapter.name) if base is not None else None
         if full is not None:
             return full
+    wish = "pinned" if body.pinned else "pinned no more"
     event = AdapterChanged(by=actor, fields=("pinned",))
     written = adapters.change(replace(adapter, pinned=body.pinned), event, f"{wish} by {actor}")
     return Accepted(changes=(written,), sentence=f"{adapter.name} is {wish}")

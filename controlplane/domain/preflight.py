@@ -218,8 +218,9 @@ def _base(trained_on: str, base: Model, repo: str) -> Refusal | str:
         case "same":
             return ""
         case "unknown":
-            said = f"the base it names, {trained_on!r}," if trained_on else "it names no base that"
-            return f"{said} could not be compared with {base.name!r}"
+            if not trained_on:
+                return f"it names no base that could be compared with {base.name!r}"
+            return f"the base it names, {trained_on!r}, could not be compared with {base.name!r}"
         case "other":
             return Refusal(
                 code=codes.WRONG_BASE,

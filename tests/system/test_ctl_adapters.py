@@ -150,7 +150,7 @@ def test_scn_d8_a_person_loads_pins_and_unloads_by_hand(tmp_path: Path) -> None:
         out = await yard.ctl("adapter", "unload", "three", "--replica", replica)
         assert out.startswith(f"three: unloaded in {replica} on local")
         assert await rows(yard, "holders", "three") == []
-        assert "one is not pinned" in await yard.ctl("adapter", "unpin", "one")
+        assert "one is pinned no more" in await yard.ctl("adapter", "unpin", "one")
         assert (await yard.ctl("adapter", "unload", "one")).count("one: unloaded in r-") == 2
         assert "one is loaded nowhere" in await yard.ctl("adapter", "unload", "one")
         await yard.ctl("adapter", "load", "one", "--replica", "r-nowhere", expect=1)

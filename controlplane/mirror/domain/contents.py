@@ -71,6 +71,9 @@ def what_it_is(first: bytes, content_type: str = "") -> str:
 
 def not_that(path: str, first: bytes, content_type: str = "") -> str:
     """Why a file with these first bytes is not kept."""
+    if is_safetensors(path) and safetensors.has_header(first):
+        count = safetensors.header_bytes(first)
+        return f"{path} is cut short: it ends within its header, which has {count} bytes"
     kind = "a safetensors" if is_safetensors(path) else "a GGUF"
     return f"{path} is not {kind} file: what came is {what_it_is(first, content_type)}"
 

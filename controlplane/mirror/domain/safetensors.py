@@ -51,10 +51,12 @@ def may_begin(first: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins with `first` may be one. Fewer bytes than tell: it may."""
     if len(first) < BEGINNING:
         return size >= BEGINNING
-    count = header_bytes(first)
-    return first[COUNT_BYTES:BEGINNING] == b"{" and 1 < count <= min(
-        HEADER_MOST, size - COUNT_BYTES
-    )
+    return has_header(first) and header_bytes(first) <= size - COUNT_BYTES
+
+
+def has_header(first: bytes) -> bool:
+    """Whether these bytes begin a header, however long the file is."""
+    return first[COUNT_BYTES:BEGINNING] == b"{" and 1 < header_bytes(first) <= HEADER_MOST
 
 
 def problem_of(header: bytes, size: int) -> str | None:

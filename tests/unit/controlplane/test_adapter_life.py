@@ -415,7 +415,8 @@ def test_pinning_is_one_event_and_asking_again_is_none(yard: AdapterYard) -> Non
     assert "already" in yard.pin("sql").sentence
     assert yard.events("adapter").count("adapter.changed") == 1
     assert len(yard.log) == count + 1, "its outcome alone"
-    assert yard.pin("sql", False).sentence == "sql is not pinned"
+    assert yard.pin("sql", False).sentence == "sql is pinned no more"
+    assert yard.pin("sql", False).sentence == "sql was not pinned"
     assert not yard.adapter("sql").pinned
     assert yard.adapter("sql").phase == "ready"
 

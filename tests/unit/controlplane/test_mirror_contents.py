@@ -38,6 +38,15 @@ def test_how_a_file_has_to_begin_follows_from_its_name() -> None:
     assert contents.begins_right("adapter_config.json", b"anything", 100)
 
 
+def test_a_safetensors_file_that_ends_within_its_header_is_told_as_one() -> None:
+    first = b"\x20\0\0\0\0\0\0\0{"
+    assert not contents.begins_right("adapter_model.safetensors", first, 39)
+    assert contents.not_that("adapter_model.safetensors", first).endswith(
+        "is cut short: it ends within its header, which has 32 bytes"
+    )
+    assert "what came is" in contents.not_that("adapter_model.safetensors", b"\xff" * 8 + b"{")
+
+
 def test_req_c37_a_mismatch_names_the_file_and_twelve_digits_of_both() -> None:
     sentence = contents.mismatch("q/m.gguf", "0123456789abcdef" * 4, "fedcba9876543210" * 4)
     assert "q/m.gguf" in sentence

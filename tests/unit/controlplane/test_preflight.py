@@ -124,6 +124,9 @@ def test_what_the_model_is_called_may_say_that_it_is_the_base_and_not_that_it_is
     found = preflight.preflight(config(base_model_name_or_path="x/y"), mirrored)
     assert isinstance(found, Fits)
     assert "could not be compared" in found.warnings[0]
+    silent = preflight.preflight(config(base_model_name_or_path=""), base())
+    assert isinstance(silent, Fits)
+    assert silent.warnings == ("it names no base that could be compared with 'llama'",)
 
 
 def test_weights_of_the_mirror_are_compared_by_their_repository() -> None:
