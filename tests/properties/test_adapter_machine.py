@@ -1,100 +1,54 @@
 """Gateways, replicas and adapters, with beacons and asks that are late or lost: no adapter in use is ever unloaded.
 
-The decisions are the real ones of both sides (pins, slots, evicting); the machine is the network between them,
-the engines, and everybody's clock. Gateways and the agent may be killed at any moment.
+The decisions are the real ones of both sides (pins, slots, evicting, listing); the machine is the network between
+them, the engines, and everybody's clock. Gateways and the agent may be killed at any moment, and engines may start
+anew in place, answer too late, fail to unload, and list what was.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.domain.pins import Held, Pins
-from nodeagent.domain import evicting, slots
+from gateway.domain.pins import Held
+from nodeagent.domain import evicting, listing, slots
 from nodeagent.domain import pins as pinned
 from nodeagent.domain.badloads import Fault
 from nodeagent.domain.evicting import Facts
+from nodeagent.domain.listing import Seen
 from nodeagent.domain.slots import Moment, Place, State
 from schemas.adapternames import pin_name
 from schemas.beacons import GatewayBeacon
+from tests.support.adapter_network import (
+    Ask,
+    Beacon,
+    Granted,
+    OneEngine,
+    OneGateway,
+    Recall,
+    Stream,
+)
 
 KEEP_S = 30.0
 T0 = datetime(2026, 11, 30, tzinfo=UTC)
 REPLICAS = ("r-1", "r-2")
 ADAPTERS = ("a", "b", "c")
 GATEWAYS = ("g1", "g2")
+WHICH = st.integers(0, 59)
+ASKED = st.sampled_from(("r-1", "r-1", "r-1", "r-2"))
+"""Mostly one replica, or nothing would ever be short there."""
 VERSION = "0123456789ab"
-LIMIT, ROOM = 1, 2
-
-
-@dataclass(slots=True)
-class Ask:
-    gateway: str
-    incarnation: str
-    n: int
-    replica: str
-    adapter: str
-    asked_s: float
-    held: Held
-
-
-@dataclass(slots=True)
-class Beacon:
-    body: GatewayBeacon
-
-
-@dataclass(slots=True)
-class Recall:
-    """What an agent's beacon says to one gateway."""
-
-    n: int
-    incarnation: str
-    recall: dict[str, tuple[str, ...]]
-
-
-@dataclass(slots=True)
-class Granted:
-    ask: Ask
-    engine_name: str
-    """Empty: ask again, or no."""
-
-
-@dataclass(slots=True)
-class Stream:
-    """One request at an engine, under a pin."""
-
-    held: Held
-    replica: str
-    engine_name: str
-
-
-@dataclass(slots=True)
-class OneGateway:
-    name: str
-    incarnation: int = 1
-    n: int = 0
-    pins: Pins = field(default_factory=Pins)
-    streams: list[Stream] = field(default_factory=list)
-    asking: list[Ask] = field(default_factory=list)
-    outgoing: deque[Ask | Beacon] = field(default_factory=deque)
-    incoming: deque[Recall | Granted] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
-class OneEngine:
-    """What one engine has, and what it is being asked. A call that began comes to its end some time."""
-
-    loaded: set[str] = field(default_factory=set)
-    loading: list[tuple[int, str, Place]] = field(default_factory=list)
-    unloading: list[tuple[int, str, Place, bool]] = field(default_factory=list)
-    tells: bool = True
+LIMIT = 1
 
 
 class AdapterMachine(RuleBasedStateMachine):
     """One agent with two replicas of one place (two in the engine), two gateways, three adapters."""
+
+    room = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +57,8 @@ class AdapterMachine(RuleBasedStateMachine):
         self.engines = {name: OneEngine() for name in REPLICAS}
         self.agents = 0
         self.start_agent()
+        # The first one was there before its engines.
+        self.began_s -= KEEP_S
 
     # The agent.
 
@@ -126,19 +82,22 @@ class AdapterMachine(RuleBasedStateMachine):
                 )
                 for name in engine.loaded
             }
-            self.states[replica] = State(limit=LIMIT, room=ROOM, places=places)
+            self.states[replica] = State(limit=LIMIT, room=self.room, places=places)
 
     @property
     def moment(self) -> Moment:
         return Moment(at=self.at, now=T0 + timedelta(seconds=self.at))
+
+    def facts(self, replica: str) -> Facts:
+        uses = pinned.uses_in(self.pins, replica, self.at)
+        return Facts(uses=uses, calm=self.at - self.began_s >= KEEP_S)
 
     def settle(self) -> None:
         """The agent looks at its replicas, and begins what it decides."""
         self.pins = pinned.settled(self.pins, self.at)
         recall: dict[str, tuple[str, ...]] = {}
         for replica in REPLICAS:
-            uses = pinned.uses_in(self.pins, replica, self.at)
-            facts = Facts(uses=uses, calm=self.at - self.began_s >= KEEP_S)
+            facts = self.facts(replica)
             state, settled = evicting.settle(self.states[replica], facts, self.at)
             self.states[replica] = state
             for evict in settled.evict:
@@ -175,7 +134,9 @@ class AdapterMachine(RuleBasedStateMachine):
             at=self.at,
             keep_s=KEEP_S,
         )
-        state, verdict = slots.ensure(self.states[ask.replica], ask.adapter, VERSION, self.moment)
+        state, verdict = slots.ensure(
+            self.states[ask.replica], ask.adapter, VERSION, self.moment, gone=ask.gone
+        )
         self.states[ask.replica] = state
         engine_name = ""
         match verdict:
@@ -216,33 +177,35 @@ class AdapterMachine(RuleBasedStateMachine):
         )
         gateway.outgoing.append(Beacon(body))
 
-    def stream(self, gateway: OneGateway, held: Held, replica: str) -> None:
+    def stream(self, gateway: OneGateway, held: Held, replica: str) -> bool:
+        """Sends a request counted under a pin; False: its engine began anew and says it knows no such model."""
+        engine = self.engines[replica]
+        if held.engine_name not in engine.loaded and engine.restarts:
+            return False
         gateway.streams.append(Stream(held, replica, held.engine_name))
+        return True
 
-    # What may happen.
-
-    @rule(
-        name=st.sampled_from(GATEWAYS),
-        replica=st.sampled_from(REPLICAS),
-        adapter=st.sampled_from(ADAPTERS),
-    )
-    def a_request_comes(self, name: str, replica: str, adapter: str) -> None:
-        gateway = self.gateways[name]
-        held = gateway.pins.begin("n1", replica, pin_name(adapter, VERSION), self.at)
-        if held.is_trusted(self.at):
-            self.stream(gateway, held, replica)
-            return
+    def ask(self, gateway: OneGateway, replica: str, adapter: str, gone: str = "") -> None:
+        """Asks for what a request counted already wants."""
         held = gateway.pins.asking("n1", replica, pin_name(adapter, VERSION), self.at)
-        ask = Ask(name, str(gateway.incarnation), gateway.n, replica, adapter, self.at, held)
+        incarnation = str(gateway.incarnation)
+        ask = Ask(gateway.name, incarnation, gateway.n, replica, adapter, self.at, held, gone)
         gateway.asking.append(ask)
         gateway.outgoing.append(ask)
 
-    @rule(
-        name=st.sampled_from(GATEWAYS),
-        replica=st.sampled_from(REPLICAS),
-        adapter=st.sampled_from(ADAPTERS),
-        runs_on=st.booleans(),
-    )
+    # What may happen.
+
+    def a_request_comes(self, name: str, replica: str, adapter: str) -> None:
+        gateway = self.gateways[name]
+        held = gateway.pins.begin("n1", replica, pin_name(adapter, VERSION), self.at)
+        gone = ""
+        if held.is_trusted(self.at):
+            if self.stream(gateway, held, replica):
+                return
+            gone = held.engine_name
+            gateway.pins.revoke(replica, pin_name(adapter, VERSION))
+        self.ask(gateway, replica, adapter, gone)
+
     def a_request_is_served_at_once(
         self, name: str, replica: str, adapter: str, runs_on: bool
     ) -> None:
@@ -267,14 +230,12 @@ class AdapterMachine(RuleBasedStateMachine):
             while self.engines[replica].loading:
                 self.a_load_ends(replica, False)
 
-    @rule(name=st.sampled_from(GATEWAYS), which=st.integers(0, 20))
     def a_request_ends(self, name: str, which: int) -> None:
         gateway = self.gateways[name]
         if gateway.streams:
             stream = gateway.streams.pop(which % len(gateway.streams))
             gateway.pins.end(stream.held, self.at)
 
-    @rule(name=st.sampled_from(GATEWAYS), count=st.integers(1, 4))
     def what_a_gateway_sent_arrives(self, name: str, count: int) -> None:
         gateway = self.gateways[name]
         for _ in range(min(count, len(gateway.outgoing))):
@@ -285,13 +246,11 @@ class AdapterMachine(RuleBasedStateMachine):
                 self.take_ask(message)
         self.settle()
 
-    @rule(name=st.sampled_from(GATEWAYS))
     def what_a_gateway_sent_changes_places(self, name: str) -> None:
         outgoing = self.gateways[name].outgoing
         if len(outgoing) > 1:
             outgoing[0], outgoing[1] = outgoing[1], outgoing[0]
 
-    @rule(name=st.sampled_from(GATEWAYS))
     def what_a_gateway_sent_is_lost(self, name: str) -> None:
         gateway = self.gateways[name]
         if gateway.outgoing:
@@ -299,13 +258,11 @@ class AdapterMachine(RuleBasedStateMachine):
             if isinstance(message, Ask):
                 gateway.incoming.append(Granted(message, ""))
 
-    @rule(name=st.sampled_from(GATEWAYS), count=st.integers(1, 4))
     def what_the_agent_sent_arrives(self, name: str, count: int) -> None:
         gateway = self.gateways[name]
         for _ in range(min(count, len(gateway.incoming))):
             self.take(gateway, gateway.incoming.popleft())
 
-    @rule(name=st.sampled_from(GATEWAYS))
     def what_the_agent_sent_is_lost(self, name: str) -> None:
         gateway = self.gateways[name]
         if gateway.incoming and isinstance(gateway.incoming[0], Recall):
@@ -328,21 +285,19 @@ class AdapterMachine(RuleBasedStateMachine):
         if message.engine_name:
             gateway.pins.granted(ask.held, message.engine_name, ask.asked_s)
         gateway.pins.asked(ask.held, self.at)
-        if message.engine_name and ask.held.is_trusted(self.at):
-            self.stream(gateway, ask.held, ask.replica)
-        else:
+        if not (message.engine_name and ask.held.is_trusted(self.at)):
             gateway.pins.end(ask.held, self.at)
+        elif not self.stream(gateway, ask.held, ask.replica):
+            gateway.pins.revoke(ask.replica, ask.held.pin)
+            self.ask(gateway, ask.replica, ask.adapter, message.engine_name)
 
-    @rule(name=st.sampled_from(GATEWAYS))
     def a_gateway_beacons(self, name: str) -> None:
         self.send_beacon(self.gateways[name])
 
-    @rule()
     def the_agent_beacons(self) -> None:
         self.settle()
         self.tell_gateways({})
 
-    @rule(replica=st.sampled_from(REPLICAS), fails=st.booleans())
     def a_load_ends(self, replica: str, fails: bool) -> None:
         engine = self.engines[replica]
         if not engine.loading:
@@ -357,16 +312,17 @@ class AdapterMachine(RuleBasedStateMachine):
                 self.states[replica], name, self.moment, engine_name=place.engine_name
             )
         else:
-            fault = Fault(whose="replica", code="load_failed", text="no")
-            state, _, restored = slots.load_failed(
-                self.states[replica], name, fault, (), (), self.moment
-            )
-            self.states[replica] = state
-            for back in restored:
-                self.begin_load(replica, pin_name(back.adapter, back.version), back)
+            self.load_failed(replica, name, Fault(whose="replica", code="load_failed", text="no"))
         self.settle()
 
-    @rule(replica=st.sampled_from(REPLICAS))
+    def load_failed(self, replica: str, name: str, fault: Fault) -> None:
+        state, _, restored = slots.load_failed(
+            self.states[replica], name, fault, (), (), self.moment
+        )
+        self.states[replica] = state
+        for back in restored:
+            self.begin_load(replica, pin_name(back.adapter, back.version), back)
+
     def an_unload_is_carried_out(self, replica: str) -> None:
         engine = self.engines[replica]
         if not engine.unloading:
@@ -386,35 +342,179 @@ class AdapterMachine(RuleBasedStateMachine):
         self.states[replica] = slots.unloaded(self.states[replica], name, self.at)
         self.settle()
 
-    @rule(seconds=st.sampled_from((0.01, 0.3, 1.5, 6.0, 13.0, 25.0)))
     def time_passes(self, seconds: float) -> None:
         self.at += seconds
+        for engine in self.engines.values():
+            for name in [name for name, end in engine.late.items() if end < self.at]:
+                del engine.late[name]
         self.settle()
 
-    @rule(replica=st.sampled_from(REPLICAS), tells=st.booleans())
+    def a_person_wants_it_unloaded_or_not(self, replica: str, adapter: str, go: bool) -> None:
+        state = self.states[replica]
+        for name in slots.names_of(state, adapter):
+            if state.places[name].phase != "unloading":
+                change = slots.leaving if go else slots.staying
+                self.states[replica] = change(state, name)
+        self.settle()
+
+    def a_load_is_not_answered_in_time(self, replica: str) -> None:
+        """It goes on in the engine."""
+        engine = self.engines[replica]
+        if not engine.loading or engine.loading[0][0] != self.agents:
+            return
+        _, name, place = engine.loading.pop(0)
+        engine.late[place.engine_name] = self.at + slots.LATE_S
+        fault = Fault(whose="replica", code="load_timeout", text="no answer", late=True)
+        self.load_failed(replica, name, fault)
+
+    def what_was_late_is_over(self, replica: str, has_it: bool) -> None:
+        engine = self.engines[replica]
+        if engine.late:
+            name = min(engine.late)
+            del engine.late[name]
+            if has_it:
+                engine.loaded.add(name)
+
+    def a_list_is_asked_for(self, replica: str) -> None:
+        engine = self.engines[replica]
+        engine.lists = [(self.agents, self.at, frozenset(engine.loaded))]
+        self.at += 0.001
+
+    def a_list_is_answered(self, replica: str) -> None:
+        engine = self.engines[replica]
+        if not engine.lists:
+            return
+        who, began, told = engine.lists.pop()
+        if who != self.agents:
+            return
+        seen = tuple(
+            Seen(engine_name=name, adapter=name[0], version=VERSION, root="right")
+            for name in sorted(told)
+        )
+        self.states[replica], _ = listing.listed(
+            self.states[replica], seen, began, self.facts(replica), self.moment
+        )
+        self.settle()
+
+    def an_engine_begins_anew(self, replica: str) -> None:
+        """In place: its requests end, what it was asked fails, and nothing is loaded."""
+        engine = self.engines[replica]
+        engine.restarts += 1
+        engine.loaded.clear()
+        engine.late.clear()
+        for gateway in self.gateways.values():
+            for stream in [one for one in gateway.streams if one.replica == replica]:
+                gateway.streams.remove(stream)
+                gateway.pins.end(stream.held, self.at)
+        while engine.loading:
+            self.a_load_ends(replica, True)
+        while engine.unloading:
+            who, name, _, _ = engine.unloading.pop()
+            if who == self.agents:
+                self.states[replica] = slots.unload_failed(self.states[replica], name, self.at)
+        self.settle()
+
     def an_engine_tells_what_runs(self, replica: str, tells: bool) -> None:
         self.engines[replica].tells = tells
 
-    @rule(name=st.sampled_from(GATEWAYS))
     def a_gateway_is_killed(self, name: str) -> None:
         """Its requests end with it, and so does what it had not sent yet."""
         before = self.gateways[name]
         self.gateways[name] = OneGateway(name, incarnation=before.incarnation + 1)
 
-    @rule()
     def the_agent_is_killed(self) -> None:
         """What it asked of engines goes on there; the next one reads their lists when that is over."""
         for engine in self.engines.values():
             for _, _, place in engine.loading:
                 engine.loaded.add(place.engine_name)
+            engine.loaded |= engine.late.keys()
             engine.loading.clear()
             engine.unloading.clear()
+            engine.late.clear()
         for gateway in self.gateways.values():
             for ask in gateway.asking:
                 if not any(isinstance(m, Granted) and m.ask is ask for m in gateway.incoming):
                     gateway.incoming.append(Granted(ask, ""))
             gateway.outgoing = deque(m for m in gateway.outgoing if isinstance(m, Beacon))
         self.start_agent()
+
+    # In which order: few rules, so that nearly every run has all of them.
+
+    @rule(
+        name=st.sampled_from(GATEWAYS),
+        replica=ASKED,
+        adapter=st.sampled_from(ADAPTERS),
+        how=st.sampled_from(("comes", "comes", "is served", "is served and runs on")),
+    )
+    def a_request(self, name: str, replica: str, adapter: str, how: str) -> None:
+        if how == "comes":
+            self.a_request_comes(name, replica, adapter)
+        else:
+            self.a_request_is_served_at_once(name, replica, adapter, how != "is served")
+
+    @rule(which=WHICH, fails=st.sampled_from((False, False, False, True)))
+    def something_goes_on(self, which: int, fails: bool) -> None:
+        """One thing that is under way anywhere comes a step further."""
+        going: list[Callable[[], None]] = []
+        for name, gateway in self.gateways.items():
+            if gateway.outgoing:
+                going.append(partial(self.what_a_gateway_sent_arrives, name, 1 + which % 3))
+            if gateway.incoming:
+                going.append(partial(self.what_the_agent_sent_arrives, name, 1 + which % 3))
+            if gateway.streams:
+                going.append(partial(self.a_request_ends, name, which))
+        for replica, engine in self.engines.items():
+            if engine.loading:
+                going.append(partial(self.a_load_ends, replica, fails))
+            if engine.unloading:
+                going.append(partial(self.an_unload_is_carried_out, replica))
+            if engine.lists:
+                going.append(partial(self.a_list_is_answered, replica))
+            if engine.late:
+                going.append(partial(self.what_was_late_is_over, replica, not fails))
+        if going:
+            going[which % len(going)]()
+
+    @rule(which=WHICH)
+    def something_goes_wrong(self, which: int) -> None:
+        wrong: list[Callable[[], None]] = []
+        for name in GATEWAYS:
+            wrong.append(partial(self.what_a_gateway_sent_changes_places, name))
+            wrong.append(partial(self.what_a_gateway_sent_is_lost, name))
+            wrong.append(partial(self.what_the_agent_sent_is_lost, name))
+        for replica, engine in self.engines.items():
+            wrong.append(partial(self.an_engine_tells_what_runs, replica, not engine.tells))
+            wrong.append(partial(self.a_load_is_not_answered_in_time, replica))
+        wrong[which % len(wrong)]()
+
+    @rule(
+        what=st.sampled_from((*GATEWAYS, *GATEWAYS, "agent", "leave", "stay", "list")),
+        replica=ASKED,
+        adapter=st.sampled_from(ADAPTERS),
+    )
+    def somebody_looks_in(self, what: str, replica: str, adapter: str) -> None:
+        match what:
+            case "leave" | "stay":
+                self.a_person_wants_it_unloaded_or_not(replica, adapter, what == "leave")
+            case "list":
+                self.a_list_is_asked_for(replica)
+            case "agent":
+                self.the_agent_beacons()
+            case _:
+                self.a_gateway_beacons(what)
+
+    @rule(seconds=st.sampled_from((0.01, 0.3, 1.5, 6.0, 13.0, 25.0)))
+    def a_while_goes_by(self, seconds: float) -> None:
+        self.time_passes(seconds)
+
+    @rule(what=st.sampled_from(("agent", *GATEWAYS, *REPLICAS)))
+    def something_is_killed(self, what: str) -> None:
+        if what in GATEWAYS:
+            self.a_gateway_is_killed(what)
+        elif what in REPLICAS:
+            self.an_engine_begins_anew(what)
+        else:
+            self.the_agent_is_killed()
 
     # What must hold.
 
@@ -435,11 +535,39 @@ class AdapterMachine(RuleBasedStateMachine):
     def no_engine_holds_more_than_its_cache(self) -> None:
         for replica, engine in self.engines.items():
             on_the_way = {place.engine_name for who, _, place in engine.loading}
-            assert len(engine.loaded | on_the_way) <= ROOM, replica
+            assert len(engine.loaded | on_the_way | engine.late.keys()) <= self.room, replica
+
+    @invariant()
+    def the_agent_knows_what_is_streamed_from(self) -> None:
+        for gateway in self.gateways.values():
+            for stream in gateway.streams:
+                place = self.states[stream.replica].places.get(stream.held.pin)
+                assert place is not None, f"{stream.held.pin} runs and is not known to be loaded"
+                assert place.engine_name == stream.engine_name
+
+    @invariant()
+    def inv_4_nothing_is_asked_twice_at_once(self) -> None:
+        for replica, engine in self.engines.items():
+            calls = [
+                name for who, name, *_ in engine.loading + engine.unloading if who == self.agents
+            ]
+            assert len(calls) == len(set(calls)), calls
+            busy = {n for n, p in self.states[replica].places.items() if p.phase != "loaded"}
+            assert busy == set(calls)
+
+
+class TightAdapterMachine(AdapterMachine):
+    """The engines' caches are no larger than the limit: something leaves before anything is loaded."""
+
+    room = 1
 
 
 AdapterMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TightAdapterMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None
+)
 test_inv_3_no_adapter_in_use_is_unloaded_whatever_is_late_or_lost = AdapterMachine.TestCase
+test_inv_3_nor_where_something_has_to_leave_first = TightAdapterMachine.TestCase
 
 
 def test_inv_3_a_request_begun_late_under_a_trusted_pin_keeps_its_adapter_when_its_gateway_is_cut_off() -> (
