@@ -12,6 +12,8 @@ import msgspec
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _MODEL_KEY: Final = b'"model"'
+_STRING_BEHIND: Final = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_BACKSLASH: Final = 0x5C
 _STRUCTURE: Final = re.compile(rb'["{}\[\]]')
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
@@ -34,6 +36,14 @@ def model_spans(document: bytes, start: int = 0) -> list[Span]:
         last = len(document)
     elif last < 0:
         return spans
+    elif (
+        # Behind one brace and no bracket it can only be of the outermost object: nearly every answer.
+        document.count(b"{", start, last) == 1
+        and document.count(b"[", start, last) == 0
+        and document[last - 1] != _BACKSLASH
+        and (value := _STRING_BEHIND.match(document, last + len(_MODEL_KEY))) is not None
+    ):
+        return [value.span(1)]
     depth = 0
     position = start
     while position <= last and (token := _TOKEN.search(document, position)) is not None:

@@ -21,14 +21,17 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["model", "a", 'q"{', "\\"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["model", "a", 'q"{', "\\", 'x"model', '"model"']), inner, max_size=3
+        )
     ),
     max_leaves=12,
 )
 
 
 @given(
-    st.dictionaries(st.sampled_from(["model", "x", "messages", "[{"]), JSON), st.text(max_size=9)
+    st.dictionaries(st.sampled_from(["model", "x", 'x"model', "messages", "[{"]), JSON),
+    st.text(max_size=9),
 )
 @settings(max_examples=200, deadline=None)
 def test_scn_b2_only_the_top_level_name_changes(document: dict[str, object], name: str) -> None:
