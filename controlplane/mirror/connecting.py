@@ -45,6 +45,8 @@ class Line:
     """One connection, which `stop` ends from another thread wherever it stands."""
 
     def __init__(self) -> None:
+        self.waits_since: float | None = None
+        """Monotonic time since when a folder's disk has been waited for, which `stop` cannot end; None: it is not."""
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None

@@ -26,11 +26,11 @@ from schemas.settings import ControlplaneSettings
 log = logging.getLogger(__name__)
 
 STOP_WAIT_S: Final = 5.0
-"""How long a cancelled fetch waits for its thread. Only a name lookup can hold one for longer, and that
-touches nothing any more when it returns."""
+"""How long a cancelled fetch waits for its thread. Only a name lookup and the disk of an adapter's folder can hold
+one for longer, and that touches nothing any more when it returns."""
 
 SETTLE_S: Final = 30.0
-"""How long an end waits for the disk and for such a lookup."""
+"""How long an end waits for the disk and for such a thread."""
 
 
 class Fetcher:
@@ -91,11 +91,15 @@ class Fetcher:
         self._threads = {other for other in self._threads if other.is_alive()} | {thread}
         thread.start()
         try:
-            result = await asyncio.shield(done)
+            while not (await asyncio.wait({done}, timeout=self._no_progress_s))[0]:
+                if (fault := transfer.stuck()) is not None:
+                    transfer.line.stop()
+                    return fault
         except asyncio.CancelledError:
             transfer.line.stop()
             await asyncio.wait({done}, timeout=STOP_WAIT_S)
             raise
+        result = done.result()
         assert result is not None, "only a cancelled fetch is stopped"
         return result
 

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -88,9 +89,17 @@ def _told(error: OSError, what: str) -> Exception:
             return error
 
 
-def _broken(error: OSError) -> CutOff:
-    """The folder's disk is not the mirror's: it is told apart, and like a connection it may come back."""
-    return CutOff(f"it could not be read ({reason(error)})")
+@contextlib.contextmanager
+def _waited_for(line: Line) -> Iterator[None]:
+    """Around calls that wait for the folder's disk. It is not the mirror's, which may be far away and stand still:
+    its failures are those of a connection. Raises CutOff."""
+    line.waits_since = time.monotonic()
+    try:
+        yield
+    except OSError as error:
+        raise CutOff(f"it could not be read ({reason(error)})") from None
+    finally:
+        line.waits_since = None
 
 
 class FolderAnswer:
@@ -112,7 +121,7 @@ class FolderAnswer:
         self._handle = -1
         self._left = 0
         try:
-            with opened(folder) as place:
+            with _waited_for(line), opened(folder) as place:
                 self._handle, status = open_plain(place, name)
         except NotThere as problem:
             self.status, self.why = 404, str(problem)
@@ -120,8 +129,6 @@ class FolderAnswer:
         except NotPlain as problem:
             self.status, self.why = 403, str(problem)
             return
-        except OSError as error:
-            raise _broken(error) from None
         size = status.st_size
         etag = f'"{status.st_ino:x}-{size:x}-{status.st_mtime_ns:x}"'
         asked = _RANGE.fullmatch(headers.get("range", ""))
@@ -145,10 +152,10 @@ class FolderAnswer:
         self._line.check()
         if self._left == 0:
             return 0
-        try:
+        with _waited_for(self._line):
             count = os.readv(self._handle, [view[: self._left]])
-        except OSError as error:
-            raise _broken(error) from None
+        # It may have taken so long that the fetch was given up meanwhile.
+        self._line.check()
         self._left -= count
         return count
 

@@ -131,6 +131,19 @@ class Transfer:
                 "has the reason",
             )
 
+    def stuck(self) -> FileFault | None:
+        """Why it is given up although its thread does not end: a folder's disk answers nothing any more.
+
+        To be called from another thread. What the thread still holds it lets go of when the disk is back.
+        """
+        since = self.line.waits_since
+        if since is None or time.monotonic() - since < self._bound_s:
+            return None
+        return self._fault(
+            self._unreachable,
+            f"the folder {self.task.repo} did not answer for {self._bound_s:.0f} s",
+        )
+
     # -- around the bytes ---------------------------------------------------------------------------
 
     def _here_already(self) -> FileStored | None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from controlplane.domain.reports import AdapterRead, FileFault, FileStored
 from controlplane.domain.work import Fetch, ReadAdapter
 from controlplane.mirror.domain.sources import Source, sources_of
+from controlplane.mirror.fetching import Fetcher
 from controlplane.mirror.store import Store
 from controlplane.registry.client import Registry
 from schemas import codes
+from schemas.settings import ControlplaneSettings
 from tests.hub.adapters import adapter
 from tests.hub.contents import Held
 from tests.hub.server import Hub
@@ -171,6 +174,39 @@ def test_a_folder_whose_disk_fails_is_told_apart_from_the_mirror_s(
             f"the folder {folder}: it could not be read (Input/output error)",
             no_progress_s=0.2,
         )
+    assert got(store, weights).origin == "source"
+
+
+def test_a_folder_that_answers_nothing_any_more_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread cannot be ended; the fetch is, and others have its turn."""
+    folder = write_adapter(tmp_path / "polite")
+    store = open_store(tmp_path)
+    _, (weights, _) = tasks_of(str(folder))
+    back = threading.Event()
+    honest = os.readv
+
+    def standing(handle: int, views: Any) -> int:
+        assert back.wait(20)
+        return honest(handle, views)
+
+    async def go() -> FileStored | FileFault:
+        settings = ControlplaneSettings(mirror_no_progress_s=0.2)
+        fetcher = Fetcher(store, mirror="cp-1", settings=settings)
+        try:
+            return await fetcher.fetch(weights, sources=places(weights))
+        finally:
+            back.set()
+            await fetcher.settled()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "readv", standing)
+        result = run(go(), 10.0)
+    assert isinstance(result, FileFault), result
+    assert result.code == codes.SOURCE_UNREACHABLE
+    assert f"the folder {folder} did not answer" in result.sentence
+    assert not store.has(weights.key), "who gave it up hears no more of it"
     assert got(store, weights).origin == "source"
 
 
