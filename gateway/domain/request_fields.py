@@ -53,7 +53,7 @@ def read_fields(body: bytes) -> RequestFields | FieldsProblem:
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         if not body.strip():
             return FieldsProblem(message="The request body is empty; expected a JSON object.")
-        return FieldsProblem(message=f"The request body is not valid JSON: {problem}.")  # 1
+        return _not_json(problem)  # 1
     except RecursionError:
         return _TOO_DEEP
     model = fields.model
@@ -74,6 +74,10 @@ def read_fields(body: bytes) -> RequestFields | FieldsProblem:
     )
 
 
+def _not_json(problem: Exception) -> FieldsProblem:
+    return FieldsProblem(message=f"The request body is not valid JSON: {problem}.")
+
+
 def _describe(body: bytes, problem: msgspec.ValidationError) -> FieldsProblem:
     """A sentence from msgspec's `Expected `str`, got `int` - at `$.model``."""
     text = str(problem)
@@ -81,6 +85,8 @@ def _describe(body: bytes, problem: msgspec.ValidationError) -> FieldsProblem:
     param = path.rstrip("`") or None if path else None
     try:
         parsed: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as worse:
+        return _not_json(worse)  # the wrong type stood before what is no JSON
     except RecursionError:
         return _TOO_DEEP
     if not isinstance(parsed, dict):

@@ -68,6 +68,22 @@ def test_every_repetition_and_spelling_of_the_key_is_replaced() -> None:
     assert [raw[a:b] for a, b in model_spans(raw)] == [b'"a"', rb'"b\"c"']
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        rb'{"x\"model":"a"}',
+        b'{"n":{"model":"a"}}',
+        b'[{"model":"a"}]',
+        b'{"n":[{"model":"a"}]}',
+        b'{"x":"model","y":"a"}',
+        b'{"model":{"x":"a"}}',
+    ],
+)
+def test_what_only_looks_like_the_name_stays(raw: bytes) -> None:
+    assert replace_model(raw, "new") == raw
+    assert model_spans(b"data: " + raw, 6) == []
+
+
 def test_a_long_answer_is_not_held_back() -> None:
     rewriter = JsonModelRewriter("new")
     assert rewriter.feed(b'{"model":"old","data":"').startswith(b'{"model":"new","data":')
@@ -106,6 +122,10 @@ def test_what_routing_needs_is_read() -> None:
         (b'{"model":"m"} x', None, "not valid JSON"),
         (b'\xff\xfe{"model":"m"}', None, "not valid JSON"),
         (b'{"model":"\xff"}', None, ""),
+        (b'{"model":5', None, "not valid JSON"),
+        (b'{"model":{},"x" 1}', None, "not valid JSON"),
+        (b'{"model":5,"x":"\xff"}', None, "not valid JSON"),
+        (b'{"stream":"yes","model":"m"} x', None, "not valid JSON"),
         (b'{"model":"%b"}' % (b"x" * 600), "model", "longer"),
         (b'{"model":"m","x":%b}' % (b"[" * 9000 + b"]" * 9000), None, "nested"),
         (b"[" * 9000 + b"]" * 9000, None, "nested"),
