@@ -159,7 +159,7 @@ class AdapterDesk:
             adapter=entry.adapter.name,
             pin=pin,
             places=table.places,
-            known=Known(pinned=pinned, held=held, loading=self.pins.loading),
+            known=Known(pinned=pinned, held=held, besides=self.pins.besides),
             inflight=inflight,
             now=self._clock.now(),
             shun=shun,

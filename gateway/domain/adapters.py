@@ -24,7 +24,7 @@ ALIKE: Final = 8
 tip the choice, each of them would load a cold adapter somewhere else."""
 
 
-def _none_loading(_: str) -> int:
+def _none_besides(_: str, __: Collection[str]) -> int:
     return 0
 
 
@@ -32,12 +32,13 @@ class Known(Struct, frozen=True, kw_only=True):
     """What this gateway knows of its own: replicas where it has the adapter, and where it asks for it now.
 
     `pinned` may be sent to without asking. `held`: its agent said it is loaded, or is being asked.
-    `loading`: how many adapters this gateway is having loaded in a replica, asked for only where it matters.
+    `besides`: how many it has in a replica, or is having loaded there, besides those of these pin names; asked for
+    only where it matters.
     """
 
     pinned: Collection[str] = ()
     held: Collection[str] = ()
-    loading: Callable[[str], int] = _none_loading
+    besides: Callable[[str, Collection[str]], int] = _none_besides
 
 
 class Shun(Struct, frozen=True, kw_only=True):
@@ -204,10 +205,12 @@ def _holds(replica: str, here: Places | None, pin: str, known: Known) -> bool:
 
 
 def _has_room(replica: Replica, here: Places | None, known: Known) -> bool:
-    """Whether a load would push nobody out, by what is known; what is being loaded has its place already."""
-    loaded = 0 if here is None else len(here.loaded)
+    """Whether a load would push nobody out, by what is known. What the log does not tell yet has its place already;
+    what it tells while it is asked for has one place, not two.
+    """
+    loaded: Collection[str] = () if here is None else here.loaded
     limit = replica.adapter_slots if here is None else here.slots.limit or replica.adapter_slots
-    return loaded + known.loading(replica.id) < limit
+    return len(loaded) + known.besides(replica.id, loaded) < limit
 
 
 def said_twice(failures: Iterable[BadAdapter]) -> BadAdapter | None:

@@ -5,7 +5,7 @@ agent is known to have heard of it a short while ago. Counting a request under a
 choosing it. It must not send anything or ask a clock: times are seconds of the gateway's own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,10 +74,12 @@ class Pins:
         """How many a request could be sent under without asking."""
         return sum(1 for held in self._all() if held.is_trusted(now_s))
 
-    def loading(self, replica: str) -> int:
-        """How many adapters this gateway is having loaded there."""
+    def besides(self, replica: str, told: Collection[str]) -> int:
+        """How many adapters this gateway has there, or is having loaded, besides those that `told` names."""
         of_replica = self._held.get(replica, {}).values()
-        return sum(1 for held in of_replica if held.asks and not held.engine_name)
+        return sum(
+            1 for held in of_replica if (held.asks or held.engine_name) and held.pin not in told
+        )
 
     # -- uses ------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from gateway.domain.adapters import (
     said_twice,
 )
 from gateway.domain.adaptertable import places_of
+from gateway.domain.pins import Pins
 from schemas.adapternames import pin_name
 from schemas.replica import Replica
 from schemas.slots import Slots
@@ -104,8 +105,26 @@ def test_req_b14_a_free_place_counts_what_is_loaded_and_what_is_being_loaded() -
         some_slots("r-3", *FULL),
     ]
     assert chosen(*slots) == "r-1"
-    crowded = Known(loading=lambda id: 1 if id == "r-1" else 0)
+    crowded = Known(besides=lambda id, _: 1 if id == "r-1" else 0)
     assert chosen(*slots, known=crowded) == nearest(*IDS)
+
+
+def test_req_bugb2_an_adapter_that_is_told_and_asked_for_takes_one_place() -> None:
+    slots = [
+        some_slots("r-1", "one", "two", "three"),
+        some_slots("r-2", *FULL),
+        some_slots("r-3", *FULL),
+    ]
+    pins = Pins()
+    three = an_adapter("three")
+    question = pins.asking("n1", "r-1", pin_name("three", three.version), 0.0)
+    assert chosen(*slots, known=Known(besides=pins.besides)) == "r-1"
+    pins.asked(question, 1.0)
+    # What its agent has said and the log does not tell yet has a place all the same.
+    four = pins.asking("n1", "r-1", "four@00000004", 1.0)
+    pins.granted(four, "four@00000004", 1.0)
+    pins.asked(four, 2.0)
+    assert chosen(*slots, known=Known(besides=pins.besides)) == nearest(*IDS)
 
 
 def test_req_b14_a_place_above_the_limit_is_not_free() -> None:
