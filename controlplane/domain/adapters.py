@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from controlplane.domain import catalog, files, needs, preflight
 from controlplane.domain.decision import Change, Decision
+from controlplane.domain.filesets import Refusal
 from controlplane.domain.jobtexts import ERROR_BYTES, clipped
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.reports import AdapterRead, AdapterUnreadable
@@ -71,7 +72,7 @@ def fold(scene: Scene, report: AdapterRead | AdapterUnreadable) -> Decision | No
         repo=needs.repo_of(scene.world.files, base.source),
         trust_base=adapter.trust_base,
     )
-    if isinstance(found, preflight.Refusal):  # 3
+    if isinstance(found, Refusal):  # 3
         return _refused(scene, adapter, found.code, found.sentence)
     return _checked(scene, adapter, base, report, found)  # 4
 

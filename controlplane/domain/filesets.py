@@ -51,7 +51,7 @@ _SUFFIX: Final = re.compile(r"[-_. ](?:gguf|ggml|i1)", re.ASCII | re.IGNORECASE)
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Why no set can be taken: a code of schemas/codes.py and the sentence a person reads."""
+    """Why no set, or no adapter, can be taken: a code of schemas/codes.py and the sentence a person reads."""
 
     code: str
     sentence: str

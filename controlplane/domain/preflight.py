@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.domain import basenames
+from controlplane.domain.adapterconfig import LORA
+from controlplane.domain.filesets import Refusal
 from controlplane.domain.names import listed
 from controlplane.domain.reports import AdapterConfig
 from schemas import codes, vllm_flags
 from schemas.adapter import Adapter
 from schemas.model import Model, Profile
-
-LORA: Final = "LORA"
 
 MOST_MODULES: Final = 32
 """Target modules an adapter's state tells; those of one kind in all layers are one."""
@@ -46,13 +46,6 @@ class Fits(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
-    """Why it cannot be served: a code of schemas/codes.py, and a sentence with both numbers or names."""
-
-    code: str
-    sentence: str
-
-
 class Targets(Struct, frozen=True, kw_only=True):
     """The modules an adapter changes: `names`, or the one pattern it has instead."""
 
@@ -74,7 +67,7 @@ def preflight(
     """
     if base.max_loaded_adapters <= 0:  # 1
         return _none_loaded(base)
-    if config.peft_type.upper() != LORA:  # 2
+    if config.peft_type != LORA:  # 2
         sentence = f"its peft_type is {config.peft_type or 'missing'}, engines load {LORA} alone"
         return Refusal(code=codes.UNSUPPORTED_ADAPTER, sentence=sentence)
     rank = rank_of(config)
