@@ -87,6 +87,8 @@ class Terminal:
                 event = AdapterReady(version="0123abcd4567")
             case "refused":
                 event = Refused(code="rank_too_high")
+            case None:
+                pass  # a tombstone
         await self.write("adapter", "sql", event, state, reason)
 
     def watching(self, timeout_s: float = 10.0) -> "asyncio.Task[Adapter]":
