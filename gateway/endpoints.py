@@ -48,7 +48,8 @@ class Served:
     """How a request ended, for the access log and the counters. `scope` is that of a known card.
 
     `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
-    be where it was asked: hit, joined, loaded or unpinned.
+    be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
+    however many replicas (None: no agent was asked).
     """
 
     status: int = 0
@@ -60,6 +61,7 @@ class Served:
     scope: str = ""
     waited_s: float = 0.0
     to_count_s: float | None = None
+    adapter_waited_s: float | None = None
     moves: int = 0
     sent_bytes: int = 0
     complete: bool = True
@@ -439,7 +441,7 @@ class Inference:
             if seeking.asked_s:
                 waited_s = clock.now_s() - began_s
                 served.waited_s += waited_s
-                self._metrics.waited_for_adapter(run.model, waited_s)
+                served.adapter_waited_s = (served.adapter_waited_s or 0.0) + waited_s
         if seeking.asked_s:
             timeline.mark("adapter_there", clock.now_s())
         return name

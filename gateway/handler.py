@@ -82,6 +82,8 @@ class RequestHandler:
         finally:
             if place.kind == "inference":
                 self._metrics.count(served.model, served.code)
+                if served.adapter_waited_s is not None:
+                    self._metrics.waited_for_adapter(served.model, served.adapter_waited_s)
                 if place.on is not None:
                     self._metrics.count_on_card(served.model, served.scope, served.code)
             self._line(request, request_id, served)

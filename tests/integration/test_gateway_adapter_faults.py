@@ -63,6 +63,9 @@ def test_scn_d6_a_replicas_own_fault_sends_the_request_to_another_one(tmp_path: 
             assert answer.headers["x-yard-adapter"] == "loaded"
             assert {a.replica for a in made.asks} == {"r-1", "r-2"}
             assert len(made.asks) == 2
+            # It waited once, however many replicas that took.
+            numbers = gateway.metrics.render().decode()
+            assert 'yard_gateway_adapter_seconds_count{model="m"} 1.0' in numbers
             nothing_left(gateway)
 
     run(story())
