@@ -52,3 +52,4 @@ bench: setup ## print the rows of the performance targets
 	@$(BIN)/python bench/waiters.py
 	@$(BIN)/python bench/proxy.py
 	@$(BIN)/python bench/mirror.py
+	@$(BIN)/python bench/adapters.py
