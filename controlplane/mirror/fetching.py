@@ -29,6 +29,9 @@ STOP_WAIT_S: Final = 5.0
 """How long a cancelled fetch waits for its thread. Only a name lookup and the disk of an adapter's folder can hold
 one for longer, and that touches nothing any more when it returns."""
 
+LOOK_S: Final = 0.5
+"""No more often it is looked whether a thread stands still, however short the bound is."""
+
 SETTLE_S: Final = 30.0
 """How long an end waits for the disk and for such a thread."""
 
@@ -91,7 +94,8 @@ class Fetcher:
         self._threads = {other for other in self._threads if other.is_alive()} | {thread}
         thread.start()
         try:
-            while not (await asyncio.wait({done}, timeout=self._no_progress_s))[0]:
+            look_s = max(self._no_progress_s, LOOK_S)
+            while not (await asyncio.wait({done}, timeout=look_s))[0]:
                 if (fault := transfer.stuck()) is not None:
                     transfer.line.stop()
                     return fault
