@@ -269,8 +269,8 @@ class ReplicaSlots:
         return names
 
     def is_gone(self, adapter: str, since: float) -> bool:
-        """Whether it is not here, by the engine's own list read after `since`."""
-        return not slots.names_of(self.state, adapter) and self._read_at >= since
+        """Whether what was here at `since` left, by the engine's own list read after that."""
+        return slots.is_gone(self.state, adapter, since=since, read_at=self._read_at)
 
     # Loading.
 

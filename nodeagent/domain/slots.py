@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from nodeagent.domain import badloads
 from nodeagent.domain.badloads import Bads, Fault
 from schemas import codes
-from schemas.adapternames import engine_name, pin_name
+from schemas.adapternames import engine_name, of_engine_name, pin_name
 from schemas.slots import MOST_SLOTS, How, Slot, Slots, Whose
 
 ASKS_AGAIN_S: Final = 3.0
@@ -386,6 +386,24 @@ def used(state: State, uses: Mapping[str, float]) -> State:
 def names_of(state: State, adapter: str) -> tuple[str, ...]:
     """The pin names of every version of an adapter that is here, whatever its phase."""
     return tuple(sorted(n for n, place in state.places.items() if place.adapter == adapter))
+
+
+def is_gone(state: State, adapter: str, *, since: float, read_at: float) -> bool:
+    """Whether what was here of an adapter at `since` left, by a list of the engine asked for at `read_at`, behind
+    its unloads. What requests had loaded anew meanwhile is another matter."""
+    unloads = [
+        gone.at
+        for name, gone in state.gone.items()
+        if gone.tries and (of_engine_name(name) or ("",))[0] == adapter
+    ]
+    here = (place for place in state.places.values() if place.adapter == adapter)
+    return read_at >= max((since, *unloads)) and not any(
+        place.leaving
+        or place.phase == "unloading"
+        or place.how == "found"
+        or place.changed_at < since
+        for place in here
+    )
 
 
 def leaving(state: State, name: str) -> State:

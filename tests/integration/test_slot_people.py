@@ -211,6 +211,26 @@ def test_scn_d8_who_asks_for_what_leaves_is_told_at_once_and_need_not_keep_it(tm
     story(tmp_path, tell, "a")
 
 
+def test_scn_d8_an_unload_is_done_although_a_request_has_it_loaded_anew_at_once(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        await yard.have("a")
+        yard.beat()
+        yard.engine.unload_gate = asyncio.Event()
+        unload = asyncio.ensure_future(yard.person(UnloadAdapter(replica="r-1", adapter="a")))
+        await yard.until(lambda: yard.engine.names("unload") == ["a"], "the unload to begin")
+        ask = asyncio.ensure_future(yard.ask("a", "g2"))
+        await asyncio.sleep(0.01)
+        yard.engine.unload_gate.set()
+        assert (await ask).how == "loaded"
+        assert (await unload).status == "done"
+        # Asked for once, it left once.
+        assert yard.engine.names("unload") == ["a"]
+        assert yard.loaded() == {"a"}
+
+    story(tmp_path, tell, "a")
+
+
 def test_an_unload_that_the_engine_does_not_follow_is_not_done(tmp_path):
     async def tell(yard: SlotYard):
         yard.serve()
