@@ -133,7 +133,8 @@ def _taken(scene: Scene, body: AdapterAdd, base: Model) -> str:
         said = holders.get(name) or pairs.get(name)
         if said is not None:
             return f"{said}; give another name"
-    for pair, name in names.pairs_of(base, own):
+    made = dict(names.pairs_of(base, own))
+    for pair, name in made.items():
         said = holders.get(pair) or pairs.get(pair)
         if said is not None:
             return f"{pair!r} would ask for {name!r}, but {said}; give another name"
@@ -144,7 +145,7 @@ def _taken(scene: Scene, body: AdapterAdd, base: Model) -> str:
         )
     for id_ in sorted(world.running_jobs):
         job = world.jobs[id_]
-        for name in own:
+        for name in (*own, *made):
             if name in (job.model, *job.request.aliases):
                 return f"job {id_} is serving a model as {name!r} already; give another name"
     return ""

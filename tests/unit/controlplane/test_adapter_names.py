@@ -105,11 +105,13 @@ def test_a_name_is_free_again_once_its_adapter_is_removed(yard: AdapterYard) -> 
 
 def test_an_adapter_takes_no_name_that_a_running_job_is_about_to_add(yard: AdapterYard) -> None:
     yard.hub["owner/model-gguf"] = repo()
-    yard.serve(name="smol", aliases=["tiny"])
+    yard.serve(name="smol", aliases=["tiny", "llama:poet"])
     yard.reports.extend(yard.perform(task) for task in yard.tasks())
     yard.settle()
     exists(yard.add_adapter("smol"), "job j-0001")
     exists(yard.add_adapter("tiny"), "job j-0001")
+    exists(yard.add_adapter("poet"), "job j-0001", "'llama:poet'")
+    assert yard.add_adapter("poet", "qwen").status == "accepted"
 
 
 def test_a_serve_job_takes_no_name_of_an_adapter() -> None:
