@@ -92,7 +92,12 @@ class SlotDesk:
             waiting, self._waiting = self._waiting, []
             for begin in waiting:
                 begin()
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                # A timer, or an ask that still waits, must begin nothing any more: nobody would end that.
+                for known in self._replicas.values():
+                    known.close()
 
     # The replicas; their supervisors tell.
 

@@ -115,6 +115,26 @@ def test_req_bugb5_a_replica_that_drains_and_comes_back_keeps_uses_and_loads_und
     story(tmp_path, tell, "a", "b")
 
 
+def test_a_desk_that_ends_begins_nothing_any_more(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve(slots=1, room=1)
+        await yard.have("a")
+        waiting = asyncio.ensure_future(yard.ask("b", wait_s=5.0))
+        await asyncio.sleep(0.01)
+        assert yard.running is not None
+        yard.running.cancel()
+        await asyncio.wait({yard.running})
+        assert (await waiting).status == "not_here"
+        assert (await yard.ask("c")).status == "not_here"
+        # The one that waited was looked at again in a while.
+        yard.beat()
+        await asyncio.sleep(1.1)
+        assert yard.engine.names("load") == ["a"]
+        assert yard.engine.names("unload") == []
+
+    story(tmp_path, tell, "a", "b", "c")
+
+
 def test_req_b39_a_waiter_whose_time_is_over_is_told_so_and_the_load_goes_on(tmp_path):
     async def tell(yard: SlotYard):
         yard.serve()
@@ -142,8 +162,10 @@ def test_req_b46_victims_leave_one_after_another_and_after_the_load_where_there_
 
         yard.engine.unload_adapter = counted  # type: ignore[method-assign]
         yard.beat()
-        await yard.until(lambda: yard.loaded() == {"c"}, "two to leave")
+        # What is told to leave is not loaded any more from the first unload on.
+        await yard.until(lambda: set(yard.engine.loaded) == {yard.pin("c")}, "two to leave")
         assert (most, yard.engine.names("unload")) == (1, ["a", "b"])
+        assert yard.loaded() == {"c"}
         made = [(call, name[0]) for call, name in yard.engine.calls if call != "list"]
         assert made.index(("unload", "a")) > made.index(("load", "c"))
 

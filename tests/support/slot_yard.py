@@ -199,6 +199,7 @@ class SlotYard:
     recalls: list[Mapping[str, tuple[str, ...]]] = field(default_factory=list)
     up: bool = True
     beats: int = 0
+    running: "asyncio.Task[None] | None" = None
 
     def serve(
         self,
@@ -330,7 +331,7 @@ async def slot_yard(
     gateways.connected_s()
     for name in adapters:
         files.put(name)
-    running = asyncio.ensure_future(desk.run())
+    running = yard.running = asyncio.ensure_future(desk.run())
     writing = asyncio.ensure_future(journal.run())
     await asyncio.sleep(0)
     try:
