@@ -64,6 +64,8 @@ class SlotDesk:
         self._monotonic = monotonic
         self._times = times
         self._replicas: dict[str, ReplicaSlots] = {}
+        self._asleep: set[str] = set()
+        """Parked ones of which only the catalog, once it was read, can tell what they need."""
         self._group: asyncio.TaskGroup | None = None
         self._settled_at = monotonic()
         self.on_recall: Callable[[], None] = lambda: None
@@ -133,6 +135,9 @@ class SlotDesk:
         held, slots = self._books.held.get(name), self._books.slots.get(name)
         if held is None or held.replica.phase != "parked" or not held.replica.adapter_slots:
             return
+        if not self._files.synced:
+            self._asleep.add(name)
+            return
         # An agent that starts asks no engine that sleeps, and its files stay all the same.
         told = [self._files.adapter(s.adapter) for s in (slots.loaded if slots else ())]
         self._files.keep(
@@ -144,6 +149,7 @@ class SlotDesk:
         known = self._replicas.pop(name, None)
         if known is not None:
             known.close()
+        self._asleep.discard(name)
         self._files.give_back(name)
         self._gateways.pins = pins.without_replica(self._gateways.pins, name)
 
@@ -363,6 +369,9 @@ class SlotDesk:
     def _changed(self, _names: frozenset[str]) -> None:
         for known in list(self._replicas.values()):
             known.catalog_changed()
+        asleep, self._asleep = self._asleep, set()
+        for name in asleep:
+            self.rest(name)
 
     def _engine(self, name: str) -> EngineSide | None:
         held = self._books.held.get(name)

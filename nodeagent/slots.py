@@ -119,6 +119,7 @@ class ReplicaSlots:
         self._timer: asyncio.TimerHandle | None = None
         self._resting = False
         self._knows_routes = False
+        self._was_asked = not adopted
         self.hungry = False
         self.closed = False
         self._keep()
@@ -488,8 +489,10 @@ class ReplicaSlots:
             return False
         began = self._t.monotonic()
         told = await engine.list()
+        self._was_asked = True
         if isinstance(told, Fault):
             LOG.debug("list not read", extra={"replica": self.replica, "problem": told.text})
+            self._keep()
         else:
             self._compare(told, began)
         if began >= self._meet_from:
@@ -566,16 +569,15 @@ class ReplicaSlots:
         return Moment(at=self._t.monotonic(), now=self._t.now())
 
     def _keep(self) -> None:
-        """Tells which files the engine may read again."""
-        sets: set[str] = set()
-        for name, place in self.state.places.items():
+        """Tells which files the engine may read again; until that is known, none of any adapter's goes."""
+        places = self.state.places
+        for name, place in places.items():
             adapter = self._t.files.adapter(place.adapter)
             if adapter is not None and pin_name(adapter.name, adapter.version) == name:
                 self._sets[name] = set_of(adapter)
-            if name in self._sets:
-                sets.add(self._sets[name])
-        self._sets = {name: key for name, key in self._sets.items() if name in self.state.places}
-        self._t.files.keep(self.replica, frozenset(sets))
+        self._sets = {name: key for name, key in self._sets.items() if name in places}
+        if self._was_asked and (self._t.files.synced or len(self._sets) == len(places)):
+            self._t.files.keep(self.replica, frozenset(self._sets.values()))
 
     def _model(self) -> str | None:
         """The model it serves, while there is something to say of its adapters."""

@@ -3,6 +3,9 @@
 import asyncio
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
+from nodeagent.domain.adapterfiles import set_of
 from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.slots import BadAdapter, Slot, Slots, SlotsDrifted, SlotsEvicted
@@ -133,6 +136,44 @@ def test_what_is_remembered_of_an_engine_and_still_there_is_no_drift(tmp_path):
         }
 
     story(tmp_path, tell, "a", "b")
+
+
+def test_inv_3_what_an_engine_may_have_is_told_only_once_list_and_catalog_were_read(tmp_path):
+    async def tell(yard: SlotYard):
+        assert isinstance(yard.engine, SlowToList)
+        a, b = yard.files.adapters["a"], yard.files.adapters.pop("b")
+        yard.books.slots["r-1"] = known("a")
+        yard.engine.loaded = {
+            f"{n}@01234567": str(yard.files.folder(x)) for n, x in zip("ab", (a, b), strict=True)
+        }
+        yard.serve(adopted=True)
+        await asyncio.sleep(0.01)
+        assert yard.files.kept == {}
+        yard.engine.gate.set()
+        await yard.until(lambda: "r-1" in yard.files.kept, "the list")
+        # Also what the catalog does not have.
+        assert yard.files.kept["r-1"] == {set_of(a), set_of(b)}
+
+    story(tmp_path, tell, "a", "b", engine=SlowToList())
+
+
+def test_inv_3_what_a_parked_engine_has_is_told_only_once_the_catalog_was_read(tmp_path):
+    async def tell(yard: SlotYard):
+        adapter = yard.files.adapters.pop("a")
+        yard.files.synced = False
+        yard.books.slots["r-1"] = known("a")
+        yard.serve("r-2", adopted=True)
+        yard.books.held["r-1"] = replace(
+            held := yard.books.held["r-2"], replica=replace(held.replica, id="r-1", phase="parked")
+        )
+        yard.desk.rest("r-1")
+        assert yard.files.kept == {"r-2": frozenset()} or yard.files.kept == {}
+        yard.files.adapters["a"] = adapter
+        yard.files.synced = True
+        yard.files.on_change(frozenset({"a"}))
+        assert yard.files.kept["r-1"] == {set_of(adapter)}
+
+    story(tmp_path, tell, "a")
 
 
 def test_a_failure_outlives_the_agent_that_saw_it(tmp_path):
