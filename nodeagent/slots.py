@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.domain import evicting, listing, pins, slotasks, slots
@@ -354,7 +356,8 @@ class ReplicaSlots:
                 return None
             told = await engine.list()
             if isinstance(told, Fault):
-                return told
+                # It is there in any case, as what nobody knows yet.
+                return replace(told, late=True)
             if any(
                 one.engine_name == engine_name and one.root != "wrong"
                 for one in seen_in(told, self._t.files)

@@ -178,4 +178,7 @@ def _seen(one: ListedAdapter, files: AdapterSource) -> Seen:
 def is_same(root: str, wanted: Path) -> bool:
     """Whether an engine's path is this one; it may have resolved links on the way."""
     told = os.path.normpath(root)
-    return told == str(wanted) or os.path.realpath(told) == os.path.realpath(wanted)
+    try:
+        return told == str(wanted) or os.path.realpath(told) == os.path.realpath(wanted)
+    except ValueError:  # no file can be called that
+        return False

@@ -176,6 +176,28 @@ def test_inv_3_what_a_parked_engine_has_is_told_only_once_the_catalog_was_read(t
     story(tmp_path, tell, "a")
 
 
+def test_one_that_is_there_already_and_cannot_be_looked_at_is_found_a_little_later(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve(slots=1, room=1)
+        await yard.until(lambda: ("list", "") in yard.engine.calls, "the first list")
+        has(yard, "a")
+        yard.engine.list_faults = [BUSY]
+        assert (await yard.ask("a")).status == "refused"
+        await yard.until(lambda: yard.loaded() == {"a"}, "the list")
+        assert yard.engine.names("load") == ["a"]
+
+    story(tmp_path, tell, "a")
+
+
+def test_a_root_that_is_no_path_is_another_place(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.engine.loaded = {yard.pin("a"): "/x\0/y"}
+        yard.serve(adopted=True)
+        assert (await yard.have("a")).engine_name == f"{yard.pin('a')}.1"
+
+    story(tmp_path, tell, "a")
+
+
 def test_a_failure_outlives_the_agent_that_saw_it(tmp_path):
     async def tell(yard: SlotYard):
         until = datetime(2099, 1, 1, tzinfo=UTC)
