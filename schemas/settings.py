@@ -229,7 +229,8 @@ class NodeagentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     adapter_pin_s: Annotated[
         float,
         Meta(
-            description="How long a gateway's word keeps an adapter loaded; above the 20 s it trusts that."
+            gt=20.0,
+            description="How long a gateway's word keeps an adapter loaded; above the 20 s it trusts that.",
         ),
     ] = 30.0
     mirror_folder: Annotated[

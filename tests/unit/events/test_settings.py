@@ -77,3 +77,10 @@ def test_durations(text: str, number: float) -> None:
 def test_what_is_not_a_quantity(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_bytes(text)
+
+
+def test_inv_3_a_gateway_s_word_counts_for_longer_than_it_trusts_it() -> None:
+    """An agent that forgot pins sooner would evict what a gateway streams from."""
+    with pytest.raises(SettingsError, match="20"):
+        load(environment={"YARD_NODEAGENT_ADAPTER_PIN": "20s"})
+    assert load(environment={"YARD_NODEAGENT_ADAPTER_PIN": "25s"}).nodeagent.adapter_pin_s == 25
