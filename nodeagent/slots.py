@@ -290,6 +290,8 @@ class ReplicaSlots:
             load_s = self._load_s[name] = round(moment.at - began, 4)
             self.state = slots.loaded(self.state, name, moment, engine_name=place.engine_name)
             self._bell.ring()
+            if self._t.times.answered_s:
+                await asyncio.sleep(self._t.times.answered_s)
             event: SlotsEvent = SlotsLoaded(
                 adapter=place.adapter, version=place.version, how=place.how, load_s=load_s
             )

@@ -40,6 +40,8 @@ class SlotTimes(Struct, frozen=True, kw_only=True):
 
     Each call has its own bound: a slow unload takes nothing from the load after it. `audit_s` is between two
     reads of an engine's list, `again_s` after one that failed, `rest_s` until one that runs is tried again.
+    What follows a load, telling of it and looking for who leaves, takes longer than an answer: it waits
+    `answered_s`, so that whoever asked has been answered by then.
     """
 
     load_s: float = 120.0
@@ -50,6 +52,7 @@ class SlotTimes(Struct, frozen=True, kw_only=True):
     again_s: float = 30.0
     rest_s: float = 5.0
     catalog_s: float = 2.0
+    answered_s: float = 0.002
 
 
 class AdapterSource(Protocol):

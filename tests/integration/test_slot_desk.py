@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.domain.pins import uses_in
 from nodeagent.drivers.driver import AdapterFault
@@ -42,6 +43,21 @@ def test_a_cold_adapter_is_loaded_answered_and_said_with_its_cause(tmp_path):
         assert yard.engine.names("load") == ["a"]
 
     story(tmp_path, tell, "a")
+
+
+def test_whoever_asked_is_answered_before_anything_is_told_or_asked_back(tmp_path):
+    async def whole():
+        times = replace(QUICK, answered_s=0.02)
+        async with slot_yard(tmp_path, "a", "b", times=times) as yard:
+            yard.serve(slots=1)
+            await yard.have("a")
+            assert yard.said == []
+            await yard.have("b")
+            assert yard.desk.recall() == {}
+            await yard.until(lambda: yard.loaded() == {"a", "b"}, "the log to be told")
+            await yard.until(lambda: bool(yard.desk.recall()), "a to be asked back")
+
+    run(whole())
 
 
 def test_req_b38_who_starts_a_load_who_joins_it_and_who_finds_it_there(tmp_path):

@@ -42,6 +42,7 @@ QUICK = SlotTimes(
     again_s=0.2,
     rest_s=0.1,
     catalog_s=0.2,
+    answered_s=0.0,
 )
 
 
