@@ -51,8 +51,8 @@ environment and a file of settings cannot hold a NUL."""
 
 class Hands:
     """The hands of one instance; `fetches` files are fetched at the same time, and as many of adapters beside
-    them. `others` are the URLs of the other live mirrors by name, `far` the turns of all who read headers at the
-    registry."""
+    them from the network and from folders. `others` are the URLs of the other live mirrors by name, `far` the
+    turns of all who read headers at the registry."""
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class Hands:
         self._fetches = asyncio.Semaphore(max(fetches, 1))
         # An adapter of some MiB does not wait for the hours that a model takes.
         self._small_fetches = asyncio.Semaphore(max(fetches, 1))
+        # Nor does a folder of this machine wait for a server that stands still.
+        self._near_fetches = asyncio.Semaphore(max(fetches, 1))
         self._registry = registry
         self._far = far
         # A registry that drips does not hold up what is read from this disk.
@@ -100,7 +102,7 @@ class Hands:
             case ReadAdapter():
                 return await self._adapters.read(task)
             case Fetch():
-                async with self._small_fetches if _is_small(task) else self._fetches:
+                async with self._turns(task):
                     return await self._fetch(task)
             case Verify():
                 return await checking.verify(
@@ -108,6 +110,12 @@ class Hands:
                 )
             case Remove():
                 return await checking.remove(self._store, task, mirror=self._mirror)
+
+    def _turns(self, task: Fetch) -> asyncio.Semaphore:
+        """Among which fetches it takes its turn."""
+        if not _is_small(task):
+            return self._fetches
+        return self._near_fetches if place_of(task.repo) == "folder" else self._small_fetches
 
     async def _fetch(self, task: Fetch) -> FileStored | FileFault:
         try:

@@ -86,7 +86,10 @@ class ControlplaneSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str, Meta(description="URL at which nodes reach this mirror; empty = http:// and `listen`.")
     ] = ""
     mirror_fetches: Annotated[
-        int, Meta(description="Files fetched at the same time; as many of adapters beside them.")
+        int,
+        Meta(
+            description="Files fetched at the same time; as many of adapters from the network, and from folders, beside them."
+        ),
     ] = 2
     mirror_bandwidth_bytes: Annotated[
         int, Meta(description="Bytes per second of all fetches together; 0 = no limit.")

@@ -96,8 +96,8 @@ def test_no_more_files_are_fetched_at_once_than_the_settings_say() -> None:
 
         hands = hands_with(Slow())
 
-        def fetch(n: int, path: str) -> Fetch:
-            return Fetch(key=f"{n}", repo="a/b", commit="c", path=path, bytes=1, sha256=None)
+        def fetch(n: int, path: str, repo: str = "a/b") -> Fetch:
+            return Fetch(key=f"{n}", repo=repo, commit="c", path=path, bytes=1, sha256=None)
 
         tasks = [asyncio.create_task(hands.do(fetch(n, "m.gguf"))) for n in range(50)]
         await until(lambda: at_once == 2, "two to begin")
@@ -105,8 +105,13 @@ def test_no_more_files_are_fetched_at_once_than_the_settings_say() -> None:
             asyncio.create_task(hands.do(fetch(n, "adapter_model.safetensors"))) for n in range(50)
         ]
         await until(lambda: at_once == 4, "two of adapters to begin beside them")
+        tasks += [
+            asyncio.create_task(hands.do(fetch(n, "adapter_model.safetensors", "/loras/a")))
+            for n in range(50)
+        ]
+        await until(lambda: at_once == 6, "two from folders, whatever web server stands still")
         gate.set()
         await asyncio.gather(*tasks)
-        assert most == 4
+        assert most == 6
 
     run(story())
