@@ -383,9 +383,7 @@ class ReplicaSlots:
             self.state = slots.renamed(self.state, name)
         if not found or found[0].root == "wrong":
             LOG.warning("adapter lost", extra=self._fields(place))
-            self._telling.say(
-                SlotsDrifted(lost=(name,)), reason="its engine says it does not know it"
-            )
+            self._telling.say(SlotsDrifted(lost=(name,)), reason="its engine does not list it")
 
     # Unloading.
 
