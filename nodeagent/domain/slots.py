@@ -168,7 +168,7 @@ def adopt(limit: int, room: int, known: Slots | None, moment: Moment) -> State:
             at=known.since,
             whose=bad.whose,
             known=bad.known,
-            words=badloads.comparable(bad.reason, ()),
+            words=badloads.comparable(bad.reason, (engine_name(bad.adapter, bad.version),)),
         )
         for bad in known.bad
     }

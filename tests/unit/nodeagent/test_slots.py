@@ -213,6 +213,19 @@ def test_req_b59_a_load_without_an_answer_is_the_replicas_fault_and_its_room_cou
     assert isinstance(ask(state, "a", again.total_seconds())[1], Load)
 
 
+def test_req_bugb6_the_same_words_count_as_the_same_also_behind_a_restart():
+    words = Fault(
+        whose="replica", code=codes.LOAD_FAILED, text="Loading a@01234567: odd", known=False
+    )
+    state, _ = ask(a_state(2), "a", 1.0)
+    state, _, _ = fail(state, "a", 2.0, words)
+    before = Slots(node="n1", replica="r-1", model="m", epoch=1, limit=2, since=START)
+    remembered = slots.adopt(2, 3, slots.told(state, before, moment(2.0), 1), moment(3.0))
+    other, _ = ask(a_state(2), "a", 3.0)
+    _, bad, _ = fail(other, "a", 4.0, words, others=(remembered.bads,))
+    assert bad.whose == "adapter"
+
+
 def test_a_person_may_have_a_bad_one_tried():
     state, _ = ask(a_state(2), "a", 1.0)
     state, _, _ = fail(state, "a", 2.0)
