@@ -476,8 +476,8 @@ class ReplicaSlots:
             else:
                 # Whoever wants one from here on wants a list that is asked for later than this one.
                 self._audit_at = float("inf")
-                rest_s = self._t.times.audit_s if await self._audit() else self._t.times.again_s
-                self._audit_soon(rest_s)
+                is_clear = await self._audit() and not self.state.strays
+                self._audit_soon(self._t.times.audit_s if is_clear else self._t.times.again_s)
 
     def _audit_soon(self, in_s: float) -> None:
         at = self._t.monotonic() + in_s

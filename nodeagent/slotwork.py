@@ -39,7 +39,8 @@ class SlotTimes(Struct, frozen=True, kw_only=True):
     """Bounds of the calls and intervals, in seconds; tests make them short.
 
     Each call has its own bound: a slow unload takes nothing from the load after it. `audit_s` is between two
-    reads of an engine's list, `again_s` after one that failed, `rest_s` until one that runs is tried again.
+    reads of an engine's list, `again_s` after one that failed or did not tell what became of every call, `rest_s` until
+    one that runs is tried again.
     What follows a load, telling of it and looking for who leaves, takes longer than an answer: it waits
     `answered_s`, so that whoever asked has been answered by then.
     """

@@ -189,6 +189,20 @@ def test_one_that_is_there_already_and_cannot_be_looked_at_is_found_a_little_lat
     story(tmp_path, tell, "a")
 
 
+def test_while_nobody_knows_what_became_of_a_load_the_list_is_read_more_often(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.serve()
+        late = AdapterFault(whose="replica", code=codes.LOAD_TIMEOUT, text="no answer")
+        yard.engine.faults["a"] = [late]
+        assert (await yard.ask("a")).status == "refused"
+        before = yard.engine.calls.count(("list", ""))
+        await yard.until(
+            lambda: yard.engine.calls.count(("list", "")) > before + 2, "several more lists"
+        )
+
+    story(tmp_path, tell, "a")
+
+
 def test_a_root_that_is_no_path_is_another_place(tmp_path):
     async def tell(yard: SlotYard):
         yard.engine.loaded = {yard.pin("a"): "/x\0/y"}
