@@ -216,6 +216,9 @@ class Gateway:
         """Ends what `start` counted. `used`: the client got an answer from it."""
         if run.adapted is not None:
             self.desk.finish(run.adapted)
+            if run.adapted.held.is_idle and self.pins.is_asked(run.replica.id):
+                # Another adapter waits for a place there, perhaps for this one.
+                self.on_edge(False)
         runs = self._runs[run.replica.id]
         runs.discard(run)
         if not runs:

@@ -81,6 +81,10 @@ class Pins:
             1 for held in of_replica if (held.asks or held.engine_name) and held.pin not in told
         )
 
+    def is_asked(self, replica: str) -> bool:
+        """Whether an agent is being asked for an adapter there."""
+        return any(held.asks for held in self._held.get(replica, {}).values())
+
     # -- uses ------------------------------------------------------------------------------------
 
     def begin(self, node: str, replica: str, pin: str, now_s: float) -> Held:

@@ -111,6 +111,39 @@ def test_a_recall_is_answered_at_once_unless_the_pin_is_in_use(tmp_path: Path) -
     run(story())
 
 
+def test_a_use_that_ends_where_another_adapter_waits_for_a_place_is_told_at_once(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway(beacon_s=60.0)
+            await ask(yard, gateway)
+            engine = made.engines["r-1"]
+            engine.gate.clear()
+            running = asyncio.create_task(ask(yard, gateway))
+            await engine.until_seen(2)
+            asks = len(made.asks)
+            made.gate.clear()
+            waiting = asyncio.create_task(ask(yard, gateway, "other"))
+            await made.until_asked(asks + 1)
+            await until(lambda: gateway.gateway.usage.by_replica == {"r-1": 2}, "both")
+            engine.gate.set()
+            assert (await running).status_code == 200
+            await until(
+                lambda: (
+                    PIN in latest(made).pins.get("r-1", {})
+                    and latest(made).pins["r-1"][PIN].uses == 0
+                ),
+                "a beacon that tells of the end",
+            )
+            made.gate.set()
+            assert (await waiting).status_code == 200
+            nothing_left(gateway)
+
+    run(story())
+
+
 def test_trust_goes_on_while_the_agent_echoes_and_ends_when_it_does_not(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
