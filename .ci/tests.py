@@ -1,9 +1,9 @@
-"""`make test`: runs every tier in two parts, each the way that suits it, and ends with pytest's summary lines.
+"""`make test`: runs every tier in three parts, each the way that suits it, and ends with pytest's summary lines.
 
-Tests that only count (no server, no process, no clock of the machine) share the processors; those that
-wait for real processes run one at a time, because another load beside them would be part of what they
-measure. A part that fails does not keep the other from running. It chooses no tests: a tier that is not
-named here runs in the second part.
+Tests that only count (no server, no process, no clock of the machine) share the processors. Those of one
+part of the system beside a real server mostly wait, so two run side by side, a file in one process.
+Whole yards run one at a time, because another load beside them would be part of what they show. A part that
+fails does not keep the others from running. It chooses no tests: a tier that is not named here runs in the last part.
 """
 
 import subprocess
@@ -13,18 +13,19 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 COUNTING: Final = ("tests/unit", "tests/properties", "tests/golden")
-STARTS_A_YARD: Final = ("tests/integration", "tests/system")
+WAITING: Final = ("tests/integration",)
+STARTS_A_YARD: Final = ("tests/system",)
 SHARED: Final = ("-n", "logical", "--maxprocesses", "8", "--dist", "worksteal")
+PAIRED: Final = ("-n", "2", "--dist", "loadfile")
 
 
 def parts(words: list[str]) -> list[list[str]]:
     """The arguments of each run of pytest; `fast` leaves out what starts a yard, the rest is passed on."""
-    others = COUNTING + (STARTS_A_YARD if "fast" in words else ())
     rest = [word for word in words if word != "fast"]
-    return [
-        [*COUNTING, *SHARED, *rest],
-        [*(part for tier in others for part in ("--ignore", tier)), *rest],
-    ]
+    left_out = COUNTING + WAITING + (STARTS_A_YARD if "fast" in words else ())
+    last = [*(part for tier in left_out for part in ("--ignore", tier)), *rest]
+    waiting = [] if "fast" in words else [[*WAITING, *PAIRED, *rest]]
+    return [[*COUNTING, *SHARED, *rest], *waiting, last]
 
 
 def summary(line: str) -> bool:

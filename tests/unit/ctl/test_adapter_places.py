@@ -24,7 +24,7 @@ from schemas.adapterasks import (
     UnloadAdapter,
 )
 
-SINCE = datetime.now(UTC) - timedelta(minutes=3)
+SINCE = datetime.now(UTC) - timedelta(hours=3, minutes=20)
 SQL = {
     "name": "sql", "aliases": ["tables"], "base": "qwen", "phase": "ready", "rank": 16,
     "since": SINCE.isoformat(), "version": "0123abcd4567", "bytes": 4 * 1024**2,
@@ -400,7 +400,7 @@ def test_an_empty_list_says_how_to_add_one(yard: Yard) -> None:
 def test_one_is_shown_with_its_places(yard: Yard) -> None:
     out, _ = yard.ctl("show", "qwen:sql")
     assert out[0].split() == ["name:", "sql"]
-    assert out[-2:] == ["loaded in:", "  r-1 on n1  asked for, 3m ago"]
+    assert out[-2:] == ["loaded in:", "  r-1 on n1  asked for, 3h ago"]
     shown = json.loads("\n".join(yard.ctl("show", "sql", "-o", "json")[0]))
     assert shown["loaded"] == [{"node": "n1", "replica": "r-1", **SLOT}]
     assert shown["bad"] == []
