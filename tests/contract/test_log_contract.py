@@ -606,14 +606,14 @@ def test_a_noun_of_a_newer_version_is_kept_too(play: Play) -> None:
         await stage.log.append(drafts.model("m", 0), epoch=1)
         body = {
             **_envelope(drafts.model_subject("m")),
-            "subject": "yard.evt.adapter.a%2Eb",
-            "type": "dev.modelyard.adapter.added",
+            "subject": "yard.evt.dream.a%2Eb",
+            "type": "dev.modelyard.dream.added",
         }
-        seq = await stage.junk("yard.evt.adapter.a%2Eb", msgspec.json.encode(body))
+        seq = await stage.junk("yard.evt.dream.a%2Eb", msgspec.json.encode(body))
         follower = stage.other.follow(["yard.evt.>"])
         item = (await read(follower, seq))[-1]
         assert isinstance(item, Recorded)
-        assert (item.noun, item.key) == ("adapter", ("a.b",))
+        assert (item.noun, item.key) == ("dream", ("a.b",))
         assert item.problem
         await follower.close()
 
