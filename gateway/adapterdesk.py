@@ -125,22 +125,18 @@ class AdapterDesk:
                 held.append(replica.id)
             if known.is_trusted(now_s):
                 pinned.append(replica.id)
+
+        def is_loaded(replica: Replica) -> bool:
+            return replica.id in told or table.serves(replica.id, pin)
+
         later = seeking.later
         if not connected:  # 1
-            candidates = tuple(
-                r
-                for r in candidates
-                if r.id in told or ((p := table.places.get(r.id)) is not None and p.serves(pin))
-            )
+            candidates = tuple(r for r in candidates if is_loaded(r))
             if not candidates:
                 return nobody_answers(seeking.name)
         elif self._silent_until_s:  # 2
             shunned = later | {
-                r.id
-                for r in candidates
-                if self.is_silent(r.node)
-                and r.id not in told
-                and not ((p := table.places.get(r.id)) is not None and p.serves(pin))
+                r.id for r in candidates if self.is_silent(r.node) and not is_loaded(r)
             }
             # With none left they take turns, as if nothing were known.
             if any(r.id not in shunned for r in candidates):

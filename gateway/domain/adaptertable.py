@@ -87,9 +87,10 @@ class AdapterTable:
             return self._pins[name]
         return entry.pin
 
-    def of_base(self, base: str) -> list[AdapterEntry]:
-        """Every adapter of a model, by name."""
-        return [e for _, e in sorted(self.entries.items()) if e.adapter.base == base]
+    def serves(self, replica: str, pin: str) -> bool:
+        """Whether the log knows it loaded there and new requests may go to it."""
+        places = self.places.get(replica)
+        return places is not None and places.serves(pin)
 
     # -- folding ---------------------------------------------------------------------------------
 

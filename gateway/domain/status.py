@@ -138,7 +138,7 @@ def adapter_card(
     else:
         status, code, reason = "refused", adapter.code or told.code, told.message
     pin = table.adapters.pin(entry)
-    holders = [r for r in ready if (p := table.adapters.places.get(r.id)) and p.serves(pin)]
+    holders = [r for r in ready if table.adapters.serves(r.id, pin)]
     return ModelCard(
         id=asked_as or adapter.name,
         object="model",
