@@ -9,20 +9,11 @@ from nodeagent.domain.adapterfiles import set_of
 from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.slots import BadAdapter, Slot, Slots, SlotsDrifted, SlotsEvicted
-from tests.support.aio import run
-from tests.support.slot_yard import QUICK, ScriptedEngine, SlotYard, slot_yard
+from tests.support.slot_yard import QUICK, ScriptedEngine, SlotYard, story
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 VERSION = "0123456789ab"
 BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="not now")
-
-
-def story(tmp_path, tell, *adapters: str, **fields) -> None:
-    async def told():
-        async with slot_yard(tmp_path, *adapters, **fields) as yard:
-            await tell(yard)
-
-    run(told())
 
 
 def known(*adapters: str, bad: tuple[BadAdapter, ...] = ()) -> Slots:

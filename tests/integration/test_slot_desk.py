@@ -10,18 +10,9 @@ from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.slots import SlotsDrifted, SlotsFailed, SlotsLoaded
 from tests.support.aio import run
-from tests.support.slot_yard import QUICK, SlotYard, slot_yard
+from tests.support.slot_yard import BUSY, QUICK, SlotYard, slot_yard, story
 
 BROKEN = AdapterFault(whose="adapter", code=codes.RANK_TOO_HIGH, text="LoRA rank 64 is greater")
-BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
-
-
-def story(tmp_path, tell, *adapters: str, **fields) -> None:
-    async def told():
-        async with slot_yard(tmp_path, *adapters, **fields) as yard:
-            await tell(yard)
-
-    run(told())
 
 
 def test_a_cold_adapter_is_loaded_answered_and_said_with_its_cause(tmp_path):

@@ -3,22 +3,10 @@
 import asyncio
 
 from nodeagent.domain.pins import uses_in
-from nodeagent.drivers.driver import AdapterFault
 from nodeagent.slotwork import SlotTimes
 from schemas import codes
 from schemas.adapterasks import AdapterHolders
-from tests.support.aio import run
-from tests.support.slot_yard import SlotYard, slot_yard
-
-BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
-
-
-def story(tmp_path, tell, *adapters: str, **fields) -> None:
-    async def told():
-        async with slot_yard(tmp_path, *adapters, **fields) as yard:
-            await tell(yard)
-
-    run(told())
+from tests.support.slot_yard import BUSY, SlotYard, story
 
 
 def test_req_b5_a_load_has_two_minutes_and_the_replica_that_took_longer_is_left(tmp_path):

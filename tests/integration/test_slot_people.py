@@ -3,15 +3,12 @@
 import asyncio
 
 from nodeagent.domain.slotasks import LONGEST_WAIT_S
-from nodeagent.drivers.driver import AdapterFault
 from schemas import codes
 from schemas.adapterasks import AdapterHolders, LoadAdapter, UnloadAdapter
 from schemas.beacons import GatewayBeacon, Pin
 from schemas.slots import SlotsEvicted, SlotsLeaving
-from tests.support.aio import run, until
-from tests.support.slot_yard import SlotYard, slot_yard
-
-BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
+from tests.support.aio import until
+from tests.support.slot_yard import BUSY, SlotYard, story
 
 
 def _beacon(yard: SlotYard, pins: dict[str, int]) -> GatewayBeacon:
@@ -24,14 +21,6 @@ def _beacon(yard: SlotYard, pins: dict[str, int]) -> GatewayBeacon:
         position=0,
         pins={"r-1": {name: Pin(uses) for name, uses in pins.items()}},
     )
-
-
-def story(tmp_path, tell, *adapters: str, **fields) -> None:
-    async def told():
-        async with slot_yard(tmp_path, *adapters, **fields) as yard:
-            await tell(yard)
-
-    run(told())
 
 
 # The catalog.

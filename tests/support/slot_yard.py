@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from schemas.messages import tag_of
 from schemas.slots import Slots, SlotsEvent
 from tests.support.adapter_files import an_adapter
 from tests.support.agent_yard import a_held, a_launch
-from tests.support.aio import until
+from tests.support.aio import run, until
 
 QUICK = SlotTimes(
     load_s=2.0,
@@ -44,6 +44,8 @@ QUICK = SlotTimes(
     catalog_s=0.2,
     answered_s=0.0,
 )
+
+BUSY = AdapterFault(whose="replica", code=codes.LOAD_FAILED, text="worker died")
 
 
 class ScriptedEngine(CommandDriver):
@@ -346,3 +348,15 @@ async def slot_yard(
             if isinstance(result, Exception):
                 raise result
         await journal.close()
+
+
+def story(
+    tmp_path: Path, tell: Callable[[SlotYard], Awaitable[None]], *adapters: str, **fields: Any
+) -> None:
+    """Tells one story of a desk at work; `adapters` and `fields` as for `slot_yard`."""
+
+    async def told() -> None:
+        async with slot_yard(tmp_path, *adapters, **fields) as yard:
+            await tell(yard)
+
+    run(told())
