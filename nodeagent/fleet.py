@@ -125,10 +125,12 @@ class Fleet:
         self._books.note(replace(self._books.held[name], ending=True))
         self._wake(name)
 
-    def refuse(self, item: PlanItem, reason: str) -> None:
+    def refuse(self, item: PlanItem, reason: str, card_revs: dict[str, int]) -> None:
         """Answers for an id of the plan that will not start here, and leaves its leases as they are."""
         LOG.info("replica refused", extra={"replica": item.replica, "reason": reason})
-        self._books.say(self._fresh(item), ReplicaRefused(), reason=reason)
+        held = self._fresh(item)
+        held = replace(held, replica=replace(held.replica, card_revs=card_revs))
+        self._books.say(held, ReplicaRefused(card_revs=card_revs), reason=reason)
 
     async def all_done(self) -> None:
         """Returns when no supervisor works any more."""
@@ -231,10 +233,7 @@ class Fleet:
             case assignments.Start(item=item):
                 self._start(action)
             case assignments.Refuse(item=item, reason=reason, card_revs=revs):
-                LOG.info("replica refused", extra={"replica": item.replica, "reason": reason})
-                held = self._fresh(item)
-                held = replace(held, replica=replace(held.replica, card_revs=revs))
-                self._books.say(held, ReplicaRefused(card_revs=revs), reason=reason)
+                self.refuse(item, reason, revs)
                 # One that stood in line may have its lease already, and not be startable any more.
                 self._leave_line(item.replica)
                 self._books.release(item.replica, freed_bytes=0, why="refused")

@@ -172,7 +172,7 @@ class Inheritance:
         item = next((item for item in items if item.replica == name), None)
         if item is not None:
             reason = "an engine of this id ran here that no event told of; it is ended"
-            self._fleet.refuse(item, reason)
+            self._fleet.refuse(item, reason, {})
 
     def _kill(self, name: str) -> None:
         """Ends an engine without an owner."""
