@@ -74,11 +74,8 @@ def named_model_spans(document: bytes) -> list[Span]:
     at = document.find(_MODEL_KEY)
     if at < 0 or document.find(_MODEL_KEY, at + 1) >= 0 or b"\\u" in document:
         return model_spans(document)
-    colon = _COLON.match(document, at + len(_MODEL_KEY))
-    value = None if colon is None else _TOKEN.match(document, colon.end())
-    if value is None or document[value.start()] != 0x22:
-        return model_spans(document)
-    return [value.span()]
+    value = _STRING_BEHIND.match(document, at + len(_MODEL_KEY))
+    return model_spans(document) if value is None else [value.span(1)]
 
 
 def _names_model(key: bytes) -> bool:
