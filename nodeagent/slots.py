@@ -25,7 +25,7 @@ from nodeagent.domain.slots import Hit, Join, Load, Moment, Place, Refuse, State
 from nodeagent.drivers.driver import ListedAdapter
 from nodeagent.files.fetches import FetchFailed
 from nodeagent.slottelling import Telling
-from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, seen_in
+from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, seen_as, seen_in
 from nodeagent.waking import pause
 from schemas import codes
 from schemas.adapterasks import Outcome
@@ -360,10 +360,8 @@ class ReplicaSlots:
             if isinstance(told, Fault):
                 # It is there in any case, as what nobody knows yet.
                 return replace(told, late=True)
-            if any(
-                one.engine_name == engine_name and one.root != "wrong"
-                for one in seen_in(told, self._t.files)
-            ):
+            there = seen_as(engine_name, told, self._t.files)
+            if there is not None and there.root != "wrong":
                 return None
             # It is there, and from elsewhere: whatever that is, it must not answer for this one.
             self.state = slots.renamed(self.state, name)
@@ -376,12 +374,10 @@ class ReplicaSlots:
         told = await engine.list()
         if isinstance(told, Fault):
             return
-        found = [
-            one for one in seen_in(told, self._t.files) if one.engine_name == place.engine_name
-        ]
-        if found and found[0].root == "wrong":
+        there = seen_as(place.engine_name, told, self._t.files)
+        if there is not None and there.root == "wrong":
             self.state = slots.renamed(self.state, name)
-        if not found or found[0].root == "wrong":
+        if there is None or there.root == "wrong":
             LOG.warning("adapter lost", extra=self._fields(place))
             self._telling.say(SlotsDrifted(lost=(name,)), reason="its engine does not list it")
 

@@ -154,6 +154,13 @@ def seen_in(listing: tuple[ListedAdapter, ...], files: AdapterSource) -> tuple[S
     return tuple(_seen(one, files) for one in listing)
 
 
+def seen_as(
+    engine_name: str, listing: tuple[ListedAdapter, ...], files: AdapterSource
+) -> Seen | None:
+    """What is listed under one name, without looking at the others' folders; None: nothing is."""
+    return next((_seen(one, files) for one in listing if one.name == engine_name), None)
+
+
 def _seen(one: ListedAdapter, files: AdapterSource) -> Seen:
     ours = of_engine_name(one.name)
     if ours is None:
