@@ -209,8 +209,7 @@ class SlotDesk:
             ask.adapter, ask.version, deadline=deadline, gone=ask.gone, cause=ask.request
         )
         match verdict:
-            case Hit(engine_name=engine_name):
-                load_s = replica.load_s(pin_name(ask.adapter, ask.version))
+            case Hit(engine_name=engine_name, load_s=load_s):
                 return EnsureAnswer(
                     status="ready",
                     engine_name=engine_name,

@@ -114,7 +114,6 @@ class ReplicaSlots:
         self._one_by_one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sets: dict[str, str] = {}
-        self._load_s: dict[str, float] = {}
         self._read_at = float("-inf")
         self._audit_at = float("-inf")
         self._audit_wake = asyncio.Event()
@@ -232,10 +231,6 @@ class ReplicaSlots:
             await pause(self._met, left)
         return self._met.is_set()
 
-    def load_s(self, name: str) -> float | None:
-        """How long its last load took."""
-        return self._load_s.get(name)
-
     # A person's.
 
     def leave(self, adapter: str, cause: str = "") -> tuple[str, ...]:
@@ -287,8 +282,10 @@ class ReplicaSlots:
         place = self.state.places[name]
         moment = self._moment()
         if fault is None:
-            load_s = self._load_s[name] = round(moment.at - began, 4)
-            self.state = slots.loaded(self.state, name, moment, engine_name=place.engine_name)
+            load_s = round(moment.at - began, 4)
+            self.state = slots.loaded(
+                self.state, name, moment, engine_name=place.engine_name, load_s=load_s
+            )
             self._bell.ring()
             if self._t.times.answered_s:
                 await asyncio.sleep(self._t.times.answered_s)

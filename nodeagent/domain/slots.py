@@ -46,8 +46,9 @@ class Place(Struct, frozen=True, kw_only=True):
 
     `used_at` is its last use as far as this agent saw, `changed_at` when its phase last changed. `leaving`: a
     person wants it unloaded once nobody uses it. `again`: of a loading one, the engine may have it already.
-    `why` says of an unloading one what for. Nobody tries to unload it before `rest_until`, after `tries` that
-    the engine did not follow. `restores`: it is loaded once more after it made way for a load that failed.
+    `load_s` is how long its load took, where this agent saw it. `why` says of an unloading one what for. Nobody
+    tries to unload it before `rest_until`, after `tries` that the engine did not follow. `restores`: it is loaded
+    once more after it made way for a load that failed.
     """
 
     adapter: str
@@ -60,6 +61,7 @@ class Place(Struct, frozen=True, kw_only=True):
     changed_at: float
     leaving: bool = False
     again: bool = False
+    load_s: float | None = None
     why: Why = "room"
     rest_until: float = NEVER
     tries: int = 0
@@ -106,9 +108,10 @@ class State(Struct, frozen=True, kw_only=True):
 
 
 class Hit(Struct, frozen=True, kw_only=True, tag=True):
-    """It is loaded."""
+    """It is loaded. `load_s` is how long that took, where this agent saw it."""
 
     engine_name: str
+    load_s: float | None = None
 
 
 class Join(Struct, frozen=True, kw_only=True, tag=True):
@@ -205,7 +208,9 @@ def ensure(
         if place.leaving and how != "person":
             return state, Wait(why="leaving")
         used = replace(place, used_at=moment.at, leaving=False)  # 2
-        return _left_line(_put(state, name, used), name), Hit(engine_name=place.engine_name)
+        return _left_line(_put(state, name, used), name), Hit(
+            engine_name=place.engine_name, load_s=place.load_s
+        )
     if place is not None:
         return state, Join() if place.phase == "loading" else Wait(why="leaving")  # 3, 4
     if state.limit <= 0:  # 5
@@ -265,8 +270,10 @@ def waiting(state: State, at: float) -> tuple[Waiting, ...]:
 # What became of what was begun.
 
 
-def loaded(state: State, name: str, moment: Moment, *, engine_name: str) -> State:
-    """The engine said that it has it, under this name."""
+def loaded(
+    state: State, name: str, moment: Moment, *, engine_name: str, load_s: float | None = None
+) -> State:
+    """The engine said that it has it, under this name, after `load_s`."""
     before = state.places[name]
     place = replace(
         before,
@@ -276,6 +283,7 @@ def loaded(state: State, name: str, moment: Moment, *, engine_name: str) -> Stat
         used_at=moment.at,
         changed_at=moment.at,
         again=False,
+        load_s=load_s,
         restores=False,
     )
     state = _put(state, name, place)
