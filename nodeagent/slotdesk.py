@@ -379,7 +379,7 @@ class SlotDesk:
         driver = self._drivers.get(held.replica.engine)
         return engine_side(driver, held.replica.endpoint, self._engine_key(name), self._times)
 
-    def _others(self, name: str, _pin: str) -> tuple[Bads, ...]:
+    def _others(self, name: str) -> tuple[Bads, ...]:
         """The failures of the other replicas of the same model here."""
         held = self._books.held.get(name)
         return tuple(

@@ -68,7 +68,7 @@ class SlotTools:
     files: AdapterSource
     engine: Callable[[str], EngineSide | None]
     spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    others: Callable[[str, str], tuple[Bads, ...]]
+    others: Callable[[str], tuple[Bads, ...]]
     recalled: Callable[[], None]
     epoch: Callable[[], int]
     now: Callable[[], datetime]
@@ -233,7 +233,7 @@ class ReplicaSlots:
 
     # A person's.
 
-    def leave(self, adapter: str, cause: str = "") -> tuple[str, ...]:
+    def leave(self, adapter: str) -> tuple[str, ...]:
         """Marks every version of it to be unloaded once nobody uses it; their pin names."""
         names = slots.names_of(self.state, adapter)
         for name in names:
@@ -242,11 +242,11 @@ class ReplicaSlots:
                 continue
             self.state = slots.leaving(self.state, name)
             event = SlotsLeaving(adapter=place.adapter, version=place.version)
-            self._telling.say(event, reason="a person wants it unloaded", cause=cause)
-        self.look(cause)
+            self._telling.say(event, reason="a person wants it unloaded")
+        self.look()
         return names
 
-    def stay(self, adapter: str, version: str, cause: str = "") -> None:
+    def stay(self, adapter: str, version: str) -> None:
         """Takes back that it is to be unloaded."""
         name = pin_name(adapter, version)
         place = self.state.places.get(name)
@@ -254,17 +254,14 @@ class ReplicaSlots:
             return
         self.state = slots.staying(self.state, name)
         event = SlotsLeaving(adapter=adapter, version=version, taken_back=True)
-        self._telling.say(event, reason="a person wants it loaded", cause=cause)
+        self._telling.say(event, reason="a person wants it loaded")
 
-    def force(self, adapter: str, cause: str = "") -> tuple[str, ...]:
-        """Unloads every version of it at once, whatever runs on it; their pin names."""
-        names = slots.names_of(self.state, adapter)
-        for name in names:
+    def force(self, adapter: str) -> None:
+        """Unloads every version of it at once, whatever runs on it."""
+        for name in slots.names_of(self.state, adapter):
             if self.state.places[name].phase == "loaded":
                 self.state = slots.forced(self.state, name, self._t.monotonic())
-                place = self.state.places[name]
-                self._spawn(self._unload(name, place, cause))
-        return names
+                self._spawn(self._unload(name, self.state.places[name]))
 
     def is_gone(self, adapter: str, since: float) -> bool:
         """Whether what was here at `since` left, by the engine's own list read after that."""
@@ -302,7 +299,7 @@ class ReplicaSlots:
     def _failed(self, name: str, place: Place, fault: Fault, moment: Moment, cause: str) -> None:
         adapter = self._t.files.adapter(place.adapter)
         strip = (str(self._t.files.folder(adapter)),) if adapter is not None else ()
-        others = self._t.others(self.replica, name)
+        others = self._t.others(self.replica)
         self.state, bad, restored = slots.load_failed(
             self.state, name, fault, others, strip, moment
         )
@@ -335,7 +332,6 @@ class ReplicaSlots:
         fault = outranked(adapter, held.launch if held is not None else None)
         if fault is not None:
             return fault
-        self._sets[name] = set_of(adapter)
         self._keep()
         try:
             path = await self._t.files.obtain(adapter)
@@ -423,10 +419,10 @@ class ReplicaSlots:
         self._bell.ring()
         self.look(cause)
 
-    async def _unload(self, name: str, place: Place, cause: str) -> None:
+    async def _unload(self, name: str, place: Place) -> None:
         """Unloads what a person wants gone whatever runs on it."""
         async with self._one_by_one:
-            await self._unload_now(name, place, cause)
+            await self._unload_now(name, place, "")
 
     async def _unload_now(self, name: str, place: Place, cause: str) -> None:
         """Asks the engine, within a time of its own, and says what became of it. Its list is read after that: an
