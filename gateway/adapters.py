@@ -13,8 +13,8 @@ from typing import Final, assert_never
 from events.log import LogError, Wire
 from gateway.activator import Spawn
 from gateway.adapterdesk import Adapted
-from gateway.domain.adapteranswers import at_fault, leaving, no_place, nobody_answers
-from gateway.domain.answers import Answer
+from gateway.domain.adapteranswers import at_fault, no_place, nobody_answers
+from gateway.domain.answers import Answer, leaving
 from gateway.domain.pins import Held
 from gateway.gateway import Gateway, Run
 from gateway.http.errors import EngineGone

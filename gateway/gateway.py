@@ -29,7 +29,7 @@ from gateway.domain.admission import (
     timed_out,
     undecided,
 )
-from gateway.domain.answers import Answer, answer
+from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
 from gateway.domain.oncards import no_cards_yet
 from gateway.domain.pins import Pins
@@ -530,8 +530,7 @@ class Gateway:
     def dismiss_all(self) -> None:
         """This gateway ends: whoever still waits is told to come back."""
         for key in self.room.waited_for():
-            reply = answer("draining", "This gateway is shutting down; send the request again.")
-            self._resolve(key, self.room.release(key), reply)
+            self._resolve(key, self.room.release(key), leaving())
 
     def close(self) -> None:
         """Releases every timer."""

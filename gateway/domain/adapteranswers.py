@@ -85,8 +85,3 @@ def nobody_answers(name: str) -> Answer:
         f"The adapter {name!r} is not known to be loaded and no agent can be asked to load it now; "
         "try again shortly.",
     )
-
-
-def leaving() -> Answer:
-    """This gateway ends while the request waits for its adapter."""
-    return answer("draining", "This gateway is shutting down; send the request again.")

@@ -15,6 +15,7 @@ from gateway.domain.answers import (
     Answer,
     answer,
     backoff_left_s,
+    leaving,
     load_left_s,
     measured_load_s,
     no_room_at_all,
@@ -90,7 +91,7 @@ def admit(
     10. wait, and ask for it
     """
     if standing.draining:  # 1
-        return answer("draining", "This gateway is shutting down; send the request again.")
+        return leaving()
     if table is None:  # 2
         return answer(
             "yard_unavailable",

@@ -132,6 +132,11 @@ def answer(
     return _of_row(CODES[code], code, message, retry_s=retry_s, param=param)
 
 
+def leaving() -> Answer:
+    """This gateway ends: for who comes now, and for who still waits then."""
+    return answer("draining", "This gateway is shutting down; send the request again.")
+
+
 def no_room_at_all(message: str) -> Answer:
     return _of_row(NO_ROOM_AT_ALL, "no_capacity", message, retry_s=None, param="model")
 
