@@ -192,10 +192,11 @@ class Gateway:
             assert replica is not None, "a route has candidates"
         else:
             assert self.table is not None, "an adapter is found in a table"
+            assert seeking is not None, "a request for an adapter says what it has met"
             chosen = self.desk.choose(
                 route.adapter,
                 route.candidates,
-                seeking or Seeking(route.adapter.adapter.name),
+                seeking,
                 self.table.adapters,
                 self.usage.by_replica,
                 connected=self.is_connected(),
@@ -451,10 +452,13 @@ class Gateway:
                     decision = found[wanted] = self.admit(
                         asked.name, asked.path, accepted=True, on=asked.on
                     )
-                if isinstance(decision, Route):
-                    outcome = self.start(decision, asked.abort, asked.seeking)
-                elif isinstance(decision, Answer):
+                if isinstance(decision, Answer):
                     outcome = decision
+                elif isinstance(decision, Route) and (
+                    # One whose name has become an adapter's meanwhile looks again, as for that.
+                    decision.adapter is None or asked.seeking is not None
+                ):
+                    outcome = self.start(decision, asked.abort, asked.seeking)
             ticket.outcome.set_result(outcome)
         self._after_resolving(key, waiters)
 

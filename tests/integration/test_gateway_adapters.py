@@ -227,6 +227,27 @@ def test_an_adapter_that_is_removed_or_refused_while_its_base_starts_is_answered
     run(story())
 
 
+def test_a_name_that_becomes_an_adapters_while_it_waits_is_served_as_that(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await yard.model(max_loaded_adapters=4, aliases=("poet",))
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat("poet")))
+                await until(lambda: len(gateway.gateway.room) == 1, "it to wait")
+                await yard.model(max_loaded_adapters=4)
+                await yard.tell(yard.story.adapter("poet"))
+                engine = await a_replica_with_slots(yard, made)
+                answer = await asked
+            assert answer.status_code == 200
+            assert answer.headers["x-yard-adapter"] == "loaded"
+            assert answer.json()["model"] == "poet"
+            assert [s.body["model"] for s in engine.seen] == [POET]
+            nothing_left(gateway)
+
+    run(story())
+
+
 def test_an_adapter_that_nobody_may_load_yet_starts_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
