@@ -1,20 +1,22 @@
 """One stage per implementation of the log, with the same levers, so that one suite holds for both."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from events.appender import RetryBudget
 from events.connection import Connection, connect
 from events.jetstream import JetStreamLog, JetStreamWire
-from events.log import EventLog, Wire
+from events.log import Batch, Broken, EventLog, Fence, Follower, Recorded, Wire
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker, MemoryConnection
 from events.provision import ensure_streams
 from events.pull import PullTimes
 from schemas.settings import NatsSettings
-from tests.support.aio import until
+from tests.support import drafts
+from tests.support.aio import run, until
 from tests.support.natsserver import NatsServer
 from tests.support.tcpproxy import TcpProxy
 
@@ -150,3 +152,40 @@ async def open_connection(url: str, name: str) -> Connection:
     )
     assert connection.connected
     return connection
+
+
+Scene = Callable[[Stage], Awaitable[None]]
+Play = Callable[[Scene], None]
+
+
+def player(kind: str, folder: Path) -> Play:
+    """Runs a scene on a fresh stage: of the memory twin, or of a real server with its data in `folder`."""
+
+    def on_stage(scene: Scene) -> None:
+        async def main() -> None:
+            stage: Any = memory_stage() if kind == "memory" else jetstream_stage(folder)
+            async with stage as set_up:
+                await scene(set_up)
+
+        run(main(), timeout_s=20)
+
+    return on_stage
+
+
+async def read(follower: Follower, position: int) -> list[Recorded | Broken]:
+    """Everything up to a position at least; connection notices are passed over."""
+    items: list[Recorded | Broken] = []
+    while True:
+        batch = await asyncio.wait_for(follower.next(), 8)
+        items += batch.items
+        if batch.connected and batch.position >= position:
+            return items
+
+
+async def next_batch(follower: Follower) -> Batch:
+    return await asyncio.wait_for(follower.next(), 8)
+
+
+async def lead(stage: Stage) -> Fence:
+    won = await stage.log.append(drafts.elected("a", 0), epoch=0)
+    return Fence(subject=drafts.LEADER, seq=won.seqs[0])
