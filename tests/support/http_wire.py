@@ -275,3 +275,13 @@ SSE_HEAD = (
 def chunk(payload: bytes) -> bytes:
     """A chunk."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+ASK = post(b'{"model":"m"}')
+
+
+async def echo(peer: Peer) -> None:
+    """Answers every request with its own body."""
+    while True:
+        _, body = await peer.message()
+        await peer.send(answer(body, b"content-type: application/json\r\n"))
