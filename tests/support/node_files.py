@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.files.fetches import Files
+import pytest
+
+from nodeagent.files.fetches import FetchFailed, Files
 from schemas.beacons import MirrorBeacon
 from schemas.mirror import Manifest
 from schemas.progress import FileProgress
 from schemas.settings import NodeagentSettings
+from tests.support.aio import run
 from tests.support.scripted_mirror import TOKEN, Mirror
 
 
@@ -76,3 +79,14 @@ def node_files(
     made = NodeFiles(folder=folder, files=files, told=told, needed=needed)
     made.hear(*mirrors)
     return made
+
+
+def failing(node: NodeFiles, manifest: Manifest) -> FetchFailed:
+    """How a fetch that must fail does."""
+
+    async def story() -> FetchFailed:
+        with pytest.raises(FetchFailed) as caught:
+            await node.obtain(manifest)
+        return caught.value
+
+    return run(story())
