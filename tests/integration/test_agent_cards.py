@@ -1,150 +1,29 @@
 """One agent and its cards, asked over its socket: leases, lines, claims and VMs beside real engines, with the log there and
-away, and through kills of the agent."""
+away."""
 
 import asyncio
-import contextlib
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import msgspec.structs
-import pytest
 
 from schemas import codes
-from schemas.card import Card, CardLeased, CardReleased, Lease
-from schemas.cardasks import (
-    CardAnswer,
-    CardAsk,
-    CardRequest,
-    ClaimEnd,
-    ClaimStart,
-    LeaseAcquire,
-    LeaseRelease,
-    VmAttach,
-    VmDetach,
+from schemas.card import CardLeased, CardReleased
+from schemas.cardasks import CardAnswer, CardRequest, ClaimEnd, LeaseRelease, VmAttach, VmDetach
+from schemas.settings import GIB
+from tests.support.agent_cards import (
+    a_claim_ask,
+    a_holder,
+    a_lease_ask,
+    a_socket,
+    agent,
+    ask,
+    gpu_item,
+    lease_on,
+    on,
 )
-from schemas.node import CardInfo
-from schemas.settings import GIB, MIB
-from tests.support.agent_process import server_yard
-from tests.support.agent_yard import (
-    Hand,
-    MemoryYard,
-    a_launch,
-    a_node,
-    a_stop,
-    alive,
-    an_item,
-    beside,
-    memory_yard,
-)
-from tests.support.aio import run, until
-
-CARDS = (
-    CardInfo(id="cpu", kind="cpu", memory_bytes=4 * GIB),
-    CardInfo(id="gpu0", kind="gpu", memory_bytes=4 * GIB),
-    CardInfo(id="gpu1", kind="gpu", memory_bytes=4 * GIB),
-)
-QUICK_DRAINS = {"foreground_drain_s": 0.3, "interactive_drain_s": 0.5, "app_drain_s": 0.4}
-
-
-class Socket:
-    """One connection to the agent's socket. Ask after ask goes over it, as a program's would."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def ask(self, ask: CardAsk) -> CardAnswer:
-        self._writer.write(msgspec.json.encode(ask) + b"\n")
-        return await self.answer()
-
-    async def answer(self, timeout_s: float = 10.0) -> CardAnswer:
-        async with asyncio.timeout(timeout_s):
-            return msgspec.json.decode(await self._reader.readline(), type=CardAnswer)
-
-    async def last(self, timeout_s: float = 10.0) -> CardAnswer:
-        """The answer that ends the waiting."""
-        while (answer := await self.answer(timeout_s)).status == "waiting":
-            pass
-        return answer
-
-    async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def a_socket(folder: Path) -> AsyncIterator[Socket]:
-    path = folder / "nodeagent" / "cards.sock"
-    await until(path.exists, "the agent's socket")
-    made: list[Socket] = []
-
-    async def there() -> bool:
-        with contextlib.suppress(OSError):
-            made.append(Socket(*await asyncio.open_unix_connection(str(path))))
-        return bool(made)
-
-    await until(there, "an agent at the socket")
-    try:
-        yield made[0]
-    finally:
-        await made[0].close()
-
-
-async def ask(folder: Path, what: CardAsk) -> CardAnswer:
-    """One ask over a connection of its own; an agent that only just starts is asked again."""
-    answers: list[CardAnswer] = []
-
-    async def answered() -> bool:
-        async with a_socket(folder) as socket:
-            answers.append(await socket.ask(what))
-        return answers[-1].code != "yard_unavailable"
-
-    await until(answered, "an answer")
-    return answers[-1]
-
-
-def agent(yard: MemoryYard, **fields):
-    return yard.agent(node=a_node(cards=CARDS), **{**QUICK_DRAINS, "lease_grace_s": 0.5, **fields})
-
-
-def a_lease_ask(n: int, *cards: str, **fields) -> LeaseAcquire:
-    given = {"id": f"l-aaaaaaaaa{'abcdefg'[n]}", "name": f"train{n}", **fields}
-    return LeaseAcquire(cards=cards or ("gpu0",), **given)
-
-
-def a_claim_ask(card: str = "gpu0", **fields) -> ClaimStart:
-    return ClaimStart(id="c-aaaaaaaaaa", name="doom", card=card, **fields)
-
-
-def on(hand: Hand, card: str = "gpu0") -> Card:
-    found = hand.card(card)
-    assert found is not None
-    return found
-
-
-def lease_on(hand: Hand, card: str = "gpu0") -> Lease | None:
-    found = hand.card(card)
-    return found.leases[0] if found is not None and found.leases else None
-
-
-def gpu_item(name: str, *flags: str, card: str = "gpu0", gib: float = 1.0, **fields):
-    return an_item(name, *flags, cards=(card,), memory_bytes=int(gib * GIB), **fields)
-
-
-@contextlib.contextmanager
-def a_program(code: str = "import time; time.sleep(60)", *args: str):
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, *args])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+from tests.support.agent_yard import a_launch, a_stop, alive, an_item, beside, memory_yard
+from tests.support.aio import run
 
 
 def test_req_d15_a_lease_over_two_cards_is_one_change_in_the_log_with_its_cause(tmp_path):
@@ -293,26 +172,6 @@ def test_a_lease_has_an_engine_leave_within_its_bound_and_is_granted_when_that_i
     run(story())
 
 
-HOLDER = """
-import json, os, signal, socket, sys, time
-if sys.argv[2] == "stubborn":
-    signal.signal(signal.SIGTERM, lambda *a: None)
-s = socket.socket(socket.AF_UNIX)
-s.connect(sys.argv[1])
-ask = {"ask": "acquire", "id": "l-aaaaaaaaaa", "name": "train", "cards": ["gpu0"],
-       "process": os.getpid()}
-s.sendall(json.dumps(ask).encode() + b"\\n")
-s.makefile().readline()
-while True:
-    time.sleep(60)
-"""
-"""A program that has a lease of gpu0 for as long as it lives."""
-
-
-def a_holder(folder: Path, how: str = "polite") -> "contextlib.AbstractContextManager":
-    return a_program(HOLDER, str(folder / "nodeagent" / "cards.sock"), how)
-
-
 def test_a_start_waits_for_the_lease_its_plan_evicts_whose_process_is_told_to_go(tmp_path):
     async def story():
         async with memory_yard(tmp_path) as yard, agent(yard):
@@ -406,118 +265,6 @@ def test_a_vm_gets_a_card_when_its_engines_have_left_and_nothing_starts_there_me
     run(story())
 
 
-def test_inv_6_a_kill_of_the_agent_loses_no_lease_and_no_waiter_and_grants_nothing_twice(tmp_path):
-    async def story():
-        async with memory_yard(tmp_path) as yard:
-            hand = yard.hand
-            with a_program() as gone, a_program() as stays:
-                async with agent(yard) as first:
-                    await hand.plan(an_item("r-1"))
-                    await hand.phase("r-1", "ready")
-                    kept = a_lease_ask(0, pinned=True)
-                    granted = await ask(tmp_path, kept)
-                    assert granted.status == "granted"
-                    for program, card, id in ((gone, "gpu1", "c-b"), (stays, "cpu", "c-d")):
-                        claim = ClaimStart(
-                            id=id.ljust(12, "a"), name=id, card=card, process=program.pid
-                        )
-                        assert (await ask(tmp_path, claim)).status == "granted"
-                    async with a_socket(tmp_path) as socket:
-                        waits = a_lease_ask(1, wait_s=60.0)
-                        assert (await socket.ask(waits)).status == "waiting"
-                        await first.die()
-                gone.kill()
-                gone.wait()
-                async with agent(yard):
-                    assert await ask(tmp_path, kept) == granted
-                    other = await ask(tmp_path, a_lease_ask(2, memory_bytes=MIB))
-                    assert (other.status, other.code) == ("refused", codes.CARD_KEPT)
-                    await hand.expect(
-                        lambda: not on(hand, "gpu1").claims and on(hand, "cpu").claims,
-                        "the claim of the dead to end, and no other",
-                    )
-                    ended = next(x for x in hand.seen if x.type == "card.claim_ended")
-                    assert ended.event.why == "process ended"
-                    async with a_socket(tmp_path) as socket:
-                        assert (await socket.ask(waits)).status == "waiting"
-                        await ask(tmp_path, LeaseRelease(what=kept.id))
-                        assert (await socket.last()).status == "granted"
-                    # The engine on a card that was claimed meanwhile is not there any more.
-                    await hand.phase("r-1", "stopped")
-
-    run(story(), 40)
-
-
-def test_a_start_in_line_goes_on_after_a_kill_of_the_agent(tmp_path):
-    async def story():
-        async with memory_yard(tmp_path) as yard:
-            hand = yard.hand
-            with a_program() as program:
-                async with agent(yard) as first:
-                    await ask(tmp_path, a_lease_ask(0, memory_bytes=3 * GIB))
-                    await ask(tmp_path, a_lease_ask(1, "gpu0", memory_bytes=GIB, wait_s=60.0))
-                    await hand.expect(lambda: on(hand).leases[1:], "both leases")
-                    yard.cut()
-                    await first.die()
-                    yard.mend()
-                assert program.poll() is None
-                item = gpu_item("r-1", gib=2, evict=("l-aaaaaaaaaa",))
-                await hand.plan(item)
-                async with agent(yard) as second:
-                    await hand.phase("r-1", "ready")
-                    assert hand.types("r-1")[0] == "replica.waiting"
-                    await second.die()
-                async with agent(yard):
-                    await hand.expect(
-                        lambda: hand.types(noun="node").count("node.started") == 3, "the third"
-                    )
-                    assert {x.holder for x in on(hand).leases} == {"r-1", "l-aaaaaaaaab"}
-
-    run(story(), 40)
-
-
-def test_inv_7_without_its_journal_an_agent_knows_named_leases_from_the_log(tmp_path):
-    async def story():
-        async with memory_yard(tmp_path) as yard:
-            hand = yard.hand
-            async with agent(yard) as first:
-                assert (await ask(tmp_path, a_lease_ask(0, pinned=True))).status == "granted"
-                await hand.expect(lambda: lease_on(hand), "the lease in the log")
-                await first.die()
-            for part in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                part.unlink()
-            async with agent(yard):
-                refused = await ask(tmp_path, a_lease_ask(1))
-                assert (refused.status, refused.code) == ("refused", codes.CARD_KEPT)
-                assert "lease train0" in refused.sentence
-
-    run(story())
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_inv_7_without_its_journal_an_agent_knows_who_stood_in_line_for_an_engine(tmp_path, wanted):
-    async def story():
-        async with memory_yard(tmp_path) as yard:
-            hand = yard.hand
-            item = gpu_item("r-1", evict=("l-aaaaaaaaaa",))
-            with contextlib.ExitStack() as programs:
-                async with agent(yard, lease_grace_s=60.0) as first:
-                    await hand.expect(lambda: hand.card("gpu0"), "the card")
-                    programs.enter_context(a_holder(tmp_path, "stubborn"))
-                    await hand.expect(lambda: lease_on(hand), "the lease")
-                    await hand.plan(item)
-                    await hand.phase("r-1", "waiting")
-                    await first.die()
-                for part in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                    part.unlink()
-                await hand.plan(*((item,) if wanted else ()))
-                async with agent(yard, lease_grace_s=0.2):
-                    await hand.phase("r-1", "ready" if wanted else "withdrawn")
-                    await hand.expect(lambda: on(hand).waiters == (), "the line to be empty")
-
-    run(story())
-
-
 def test_req_x6_a_wait_that_ends_without_a_card_says_so(tmp_path):
     async def story():
         async with memory_yard(tmp_path) as yard, agent(yard):
@@ -558,49 +305,3 @@ def test_an_idle_stop_under_way_is_hurried_by_a_game_and_not_taken_back(tmp_path
                 assert stopped.stop_decision == "c-aaaaaaaaaa"
 
     run(story())
-
-
-def test_inv_6_kill_9_of_agent_and_server_with_leases_held_loses_and_doubles_nothing(tmp_path):
-    """A real server, its role's rights, and batches over two cards on both sides of two kills."""
-    static = (
-        '[{"id": "gpu0", "memory_bytes": 4294967296}, {"id": "gpu1", "memory_bytes": 4294967296}]'
-    )
-
-    async def story():
-        async with server_yard(tmp_path) as yard:
-            hand = yard.hand
-            first = yard.start_agent(YARD_NODEAGENT_CARDS=static, YARD_NODEAGENT_GPUS="false")
-            both = a_lease_ask(0, "gpu0", "gpu1", pinned=True)
-            granted = await ask(tmp_path, both)
-            assert granted.status == "granted"
-            await hand.expect(lambda: lease_on(hand, "gpu1"), "the lease in the log", 20.0)
-            await yard.kill_server()
-            assert (await ask(tmp_path, LeaseRelease(what=both.id))).status == "done"
-            again = a_lease_ask(1, "gpu0", "gpu1", pinned=True, wait_s=20.0)
-            async with a_socket(tmp_path) as socket:
-                answer = await socket.ask(again)
-                if answer.status == "waiting":
-                    answer = await socket.last()
-                assert answer.status == "granted"
-            first.send(signal.SIGKILL)
-            await first.ended()
-            yard.start_agent(YARD_NODEAGENT_CARDS=static, YARD_NODEAGENT_GPUS="false")
-            assert await ask(tmp_path, again) == answer
-            refused = await ask(tmp_path, a_lease_ask(2))
-            assert (refused.status, refused.code) == ("refused", codes.CARD_KEPT)
-            await yard.serve()
-            await hand.expect(
-                lambda: (x := lease_on(hand, "gpu1")) is not None and x.name == "train1",
-                "the second lease in the log",
-                30.0,
-            )
-            told = [(x.type, x.key[1]) for x in hand.seen if x.type in TOLD]
-            assert told == [(tag, card) for tag in TOLD_ORDER for card in ("gpu0", "gpu1")]
-            seqs = [x.seq for x in hand.seen if x.type in TOLD]
-            assert [b - a for a, b in zip(seqs[::2], seqs[1::2], strict=True)] == [1, 1, 1]
-
-    run(story(), 58.0)
-
-
-TOLD = {"card.leased", "card.released"}
-TOLD_ORDER = ("card.leased", "card.released", "card.leased")
