@@ -17,7 +17,6 @@ from gateway.domain.adapteranswers import at_fault, no_place, nobody_answers
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.pins import Held
 from gateway.gateway import Gateway, Run
-from gateway.http.errors import EngineGone
 from gateway.http.exchange import Exchange
 from gateway.metrics import Metrics
 from schemas import codes
@@ -134,8 +133,7 @@ class Adapters:
             return name
         seeking.asked_s.setdefault(run.replica.id, gateway.clock.now_s())
         while True:  # 3
-            if exchange.aborted is not None:
-                raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
+            exchange.check()
             if not gateway.is_connected():
                 raise Elsewhere
             name = await self._ask_once(run, adapted, exchange, gone)
@@ -375,8 +373,7 @@ class Adapters:
         """Until `waiter` is done, the replica is lost (EngineGone) or this gateway ends (Refused)."""
         if self._dismissed:
             raise Refused(leaving())
-        if exchange.aborted is not None:
-            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
+        exchange.check()
 
         def lost(_: str) -> None:
             if not waiter.done():
@@ -389,8 +386,7 @@ class Adapters:
         finally:
             self._waiting.discard(waiter)
             exchange.bind(None)
-        if exchange.aborted is not None:
-            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
+        exchange.check()
         if self._dismissed:
             raise Refused(leaving())
         return answer

@@ -6,6 +6,8 @@ end the exchange whatever it is waiting for. It does no I/O itself.
 
 from collections.abc import Callable
 
+from gateway.http.errors import EngineGone
+
 
 class Exchange:
     """Times are `loop.time()`; None until they happened. `sent_bytes` counts the request's body."""
@@ -35,6 +37,11 @@ class Exchange:
             self.aborted = reason
             if self._abort is not None:
                 self._abort(reason)
+
+    def check(self) -> None:
+        """Raises EngineGone when it was aborted: what it is about to wait for will not come."""
+        if self.aborted is not None:
+            raise EngineGone(self.aborted, before_first_byte=True, aborted=True)
 
     def why(self, reason: str) -> str:
         """What a client is told of an answer that broke off for `reason`."""

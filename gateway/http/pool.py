@@ -98,8 +98,7 @@ class Pool:
 
         Requests that are woken together are first all woken; then their connections are begun.
         """
-        if exchange.aborted is not None:
-            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
+        exchange.check()
         if self._closing:
             raise ConnectFailed("this gateway is closing")
         opening = Opening(self.loop.create_future())
