@@ -191,8 +191,7 @@ def test_inv_7_without_its_journal_it_goes_on_from_the_log_and_the_processes(tmp
                 await until(lambda: len(engines_of(yard, "r-2")) == 1, "the second engine")
                 await first.die()
             pids = {p.pid for name in ("r-1", "r-2") for p in engines_of(yard, name)}
-            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                file.unlink()
+            yard.lose_journal()
             async with yard.agent():
                 await hand.phase("r-2", "ready")
                 assert {p.pid for name in ("r-1", "r-2") for p in engines_of(yard, name)} == pids
@@ -222,8 +221,7 @@ def test_inv_7_an_engine_that_neither_journal_nor_log_knows_is_ended_and_its_id_
                 await second.die()
             yard.mend()
             assert hand.types("r-2") == []
-            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                file.unlink()
+            yard.lose_journal()
             await hand.plan(an_item("r-1"), an_item("r-2"))
             async with yard.agent():
                 refused = await hand.phase("r-2", "refused")
@@ -246,8 +244,7 @@ def test_scn_a10_an_engine_that_nobody_knows_is_killed(tmp_path):
                 await hand.phase("r-1", "ready")
                 pid = await pid_of(yard, "r-1")
                 await first.die()
-            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                file.unlink()
+            yard.lose_journal()
             # Another yard's log: neither it nor a journal knows of this launch.
             async with memory_yard(tmp_path) as other, other.agent():
                 await until(lambda: not alive(pid), "the end of the engine without an owner")
@@ -553,8 +550,7 @@ def test_inv_6_an_engine_that_ends_before_the_log_tells_of_it_is_declared_failed
                 await hand.phase("r-1", "ready")
                 pid = await pid_of(yard, "r-1")
                 await first.die()
-            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                file.unlink()
+            yard.lose_journal()
             made: list[Launcher] = []
             adopted = asyncio.Event()
 
@@ -619,8 +615,7 @@ def test_scn_a11_ports_given_before_the_journal_was_lost_are_not_given_again_soo
                 await hand.plan(an_item("r-1"))
                 before = (await hand.phase("r-1", "ready")).endpoint
                 await first.leave(stop_engines=True)
-            for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                file.unlink()
+            yard.lose_journal()
             async with yard.agent(first_port=port):
                 await hand.plan(an_item("r-2"))
                 assert (await hand.phase("r-2", "ready")).endpoint != before

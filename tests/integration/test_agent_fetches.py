@@ -321,8 +321,7 @@ def test_inv_7_without_its_journal_it_goes_on_with_the_fetch_the_log_tells_of(tm
                         await until(lambda: mirror.sent_bytes > 500_000, "some bytes")
                         await hand.phase("r-1", "fetching")
                         await first.die()
-                    for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                        file.unlink()
+                    yard.lose_journal()
                     mirror.pause_s = 0
                     async with an_agent(yard):
                         assert (await started(hand, "r-1")).read_bytes() == BODY
@@ -374,8 +373,7 @@ def test_an_engine_whose_start_neither_journal_nor_log_remembers_is_ended(tmp_pa
                         pid = json.loads(launch.read_bytes())["pid"]
                         await first.die()
                     assert alive(pid)
-                    for file in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                        file.unlink()
+                    yard.lose_journal()
                     async with an_agent(yard):
                         assert (await hand.phase("r-1", "failed")).code == "lost"
                         await until(lambda: not alive(pid), "its end")

@@ -57,8 +57,7 @@ def test_req_d15_a_parked_copy_is_re_attached_from_the_log_alone(tmp_path):
             async with parks(yard) as first:
                 gone = await parked(hand, vllm_item("r-1"))
                 await first.die()
-            for file in (tmp_path / "nodeagent").glob("journal*"):
-                file.unlink()
+            yard.lose_journal()
             async with parks(yard):
                 await hand.expect(lambda: hand.replica("r-1").epoch > gone.epoch, "its next agent")
                 assert hand.replica("r-1").phase == "parked"
@@ -84,8 +83,7 @@ def test_inv_6_an_agent_that_dies_while_an_engine_comes_back_is_followed_by_one_
                 await hand.phase("r-1", "starting")
                 await first.die()
             if journal == "lost":
-                for file in (tmp_path / "nodeagent").glob("journal*"):
-                    file.unlink()
+                yard.lose_journal()
             async with parks(yard):
                 back = await hand.phase("r-1", "ready")
                 assert back.pid == gone.pid

@@ -238,8 +238,7 @@ def test_inv_7_without_its_journal_an_agent_knows_its_slots_from_log_and_engine(
                 await it.have("a")
                 await it.expect({"a"})
                 await first.die()
-            for path in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                path.unlink()
+            it.yard.lose_journal()
             async with it.agent():
                 assert (await it.ask("a", wait_s=10.0)).how == "hit"
                 assert it.engine.names("load") == ["a"]

@@ -343,6 +343,11 @@ class MemoryYard:
         for log in self.logs:
             log.connection.reconnect()
 
+    def lose_journal(self) -> None:
+        """What a dead agent remembered on its disk is gone."""
+        for file in (self.folder / "nodeagent").glob("journal.sqlite*"):
+            file.unlink()
+
 
 @asynccontextmanager
 async def memory_yard(folder: Path, *, gateway: bool = True) -> AsyncIterator[MemoryYard]:
