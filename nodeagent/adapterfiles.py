@@ -86,10 +86,6 @@ class AdapterFiles:
         """The adapter of this name (no alias), whatever its phase; None when the catalog has none."""
         return self.catalog.adapters.get(name)
 
-    def adapters_of(self, base: str) -> tuple[Adapter, ...]:
-        """Every adapter of the model that has this name now."""
-        return self.catalog.adapters_of(base)
-
     def folder(self, adapter: Adapter) -> Path:
         """Where its files lie once they are here: what an engine is given, and lists as `root`."""
         return self.root / domain.set_of(adapter)
