@@ -15,7 +15,7 @@ from gateway.clock import LoopClock
 from schemas.adapterasks import Ensure, EnsureAnswer
 from schemas.adapternames import engine_name
 from tests.support.aio import run, until
-from tests.support.gateway_agent import FakeAgent, a_replica_with_slots, agent
+from tests.support.gateway_agent import FakeAgent, a_replica_with_slots, agent, nothing_left
 from tests.support.gateway_world import a_profile, an_adapter
 from tests.support.gateway_yard import chat, memory_yard
 
@@ -114,11 +114,7 @@ def test_inv_5_every_wait_for_an_adapter_ends_whatever_agents_say(
                     assert answer.json()["choices"][0]["message"]["content"].startswith(f"[{POET}]")
             await until(lambda: gateway.adapters.open_questions == 0, "every question to end")
             assert len(made.asks) < 400
-            state = gateway.gateway
-            assert dict(state.usage.by_replica) == {}
-            assert state.open_tickets == 0
-            for pins in state.pins.tell(1_000_000, state.clock.now_s()).values():
-                assert all(pin.uses == 0 for pin in pins.values())
+            nothing_left(gateway)
             await serving.close()
 
     with (

@@ -15,7 +15,7 @@ from tests.support.aio import run, until
 from tests.support.gateway_agent import (
     EnsureAnswer,
     FakeAgent,
-    a_replica_with_slots,
+    a_yard_with,
     agent,
     nothing_left,
 )
@@ -27,12 +27,10 @@ POET = engine_name("poet", an_adapter().version)
 PIN = pin_name("poet", an_adapter().version)
 
 
-async def a_yard_with(yard: Yard, made: FakeAgent, *replicas: str) -> None:
-    await yard.model(max_loaded_adapters=4)
-    await yard.tell(yard.story.adapter())
+async def two_adapters(yard: Yard, made: FakeAgent, *replicas: str) -> None:
+    """`a_yard_with` an adapter `other` besides."""
+    await a_yard_with(yard, made, *replicas)
     await yard.tell(yard.story.adapter("other"))
-    for id in replicas or ("r-1",):
-        await a_replica_with_slots(yard, made, id)
 
 
 def age(gateway: RunningGateway, seconds: float) -> None:
@@ -54,7 +52,7 @@ def latest(made: FakeAgent) -> GatewayBeacon:
 def test_a_pin_is_listed_before_the_agent_is_asked_until_it_is_given_up(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway(beacon_s=0.02)
             await until(lambda: bool(made.beacons), "a beacon")
             made.gate.clear()
@@ -81,7 +79,7 @@ def test_a_pin_is_listed_before_the_agent_is_asked_until_it_is_given_up(tmp_path
 def test_a_recall_is_answered_at_once_unless_the_pin_is_in_use(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             # Beacons come by themselves once in a minute: what comes sooner was meant.
             gateway = await yard.gateway(beacon_s=60.0)
             engine = made.engines["r-1"]
@@ -116,7 +114,7 @@ def test_a_use_that_ends_where_another_adapter_waits_for_a_place_is_told_at_once
 ) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway(beacon_s=60.0)
             await ask(yard, gateway)
             engine = made.engines["r-1"]
@@ -147,7 +145,7 @@ def test_a_use_that_ends_where_another_adapter_waits_for_a_place_is_told_at_once
 def test_trust_goes_on_while_the_agent_echoes_and_ends_when_it_does_not(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway(beacon_s=0.02)
             await ask(yard, gateway)
             heard = latest(made).n
@@ -170,7 +168,7 @@ def test_trust_goes_on_while_the_agent_echoes_and_ends_when_it_does_not(tmp_path
 def test_an_adapter_the_log_says_is_gone_is_nobodys_hit(tmp_path: Path, how: str) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway()
             await ask(yard, gateway)
             if how == "evicted":
@@ -190,7 +188,7 @@ def test_an_adapter_the_log_says_is_gone_is_nobodys_hit(tmp_path: Path, how: str
 def test_scn_d8_who_waits_for_what_a_person_has_unloaded_does_not_keep_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway(beacon_s=0.02)
             await ask(yard, gateway)
             engine = made.engines["r-1"]
@@ -230,7 +228,7 @@ def test_scn_d8_who_waits_for_what_a_person_has_unloaded_does_not_keep_it(tmp_pa
 def test_a_new_version_is_another_adapter(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway()
             await ask(yard, gateway)
             newer = an_adapter(version="abcdef012345")
@@ -249,7 +247,7 @@ def test_what_is_loaded_is_served_without_its_agent(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:
             async with agent(yard) as made:
-                await a_yard_with(yard, made)
+                await two_adapters(yard, made)
                 gateway = await yard.gateway()
                 await ask(yard, gateway)
                 await until(
@@ -277,7 +275,7 @@ def test_what_its_agent_said_counts_although_the_log_was_not_told_any_more(tmp_p
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:
             async with agent(yard, tells=False) as made:
-                await a_yard_with(yard, made)
+                await two_adapters(yard, made)
                 gateway = await yard.gateway()
                 await ask(yard, gateway)
             age(gateway, TRUST_S)
@@ -292,7 +290,7 @@ def test_what_its_agent_said_counts_although_the_log_was_not_told_any_more(tmp_p
 def test_a_cold_adapter_goes_to_a_node_whose_agent_answers(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard, "n2") as made:
-            await a_yard_with(yard, made, "r-2")
+            await two_adapters(yard, made, "r-2")
             for id in ("r-1", "r-3", "r-4"):
                 engine = await yard.engine(names=set())
                 await yard.replica(engine, id, node="n1", adapter_slots=4)
@@ -348,7 +346,7 @@ def test_an_agent_that_comes_back_in_time_serves_the_request_that_waited(tmp_pat
 def test_an_agent_that_cannot_say_yet_is_asked_again(tmp_path: Path, status: Any) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             gateway = await yard.gateway()
             # It has not read of this replica, or of this version, what the gateway has.
             made.answers = [EnsureAnswer(status=status, code="other_version", sentence="later")]
@@ -362,7 +360,7 @@ def test_an_agent_that_cannot_say_yet_is_asked_again(tmp_path: Path, status: Any
 def test_without_a_connection_what_is_loaded_is_served_and_nothing_else(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made, "r-1", "r-2")
+            await two_adapters(yard, made, "r-1", "r-2")
             gateway = await yard.gateway()
             await ask(yard, gateway)
             await until(
@@ -391,7 +389,7 @@ def test_without_a_connection_what_is_loaded_is_served_and_nothing_else(tmp_path
 def test_a_gateway_that_starts_without_nats_serves_what_its_snapshot_knows(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard, agent(yard) as made:
-            await a_yard_with(yard, made)
+            await two_adapters(yard, made)
             async with yard.own_gateway() as gateway:
                 await ask(yard, gateway)
                 await until(
