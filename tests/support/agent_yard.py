@@ -20,11 +20,15 @@ from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
 from nodeagent.agent import Agent
 from nodeagent.app import Times, open_agent
+from nodeagent.books import Books
 from nodeagent.cards.provider import Provider
 from nodeagent.domain.assignments import Held
+from nodeagent.domain.ports import PortBook
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretMissing
+from nodeagent.journal import Journal, Memory
 from nodeagent.launching import Launcher
+from nodeagent.reporter import Reporter
 from schemas.beacons import GatewayBeacon
 from schemas.card import Card
 from schemas.model import EngineName
@@ -70,6 +74,21 @@ def an_item(replica: str, *flags: str, **fields: Any) -> PlanItem:
 def a_stop(decision: str = "d-1", **fields: Any) -> Stop:
     given: dict[str, Any] = {"reason": "idle", "decided_at": utc_now(), **fields}
     return Stop(decision=decision, **given)
+
+
+def some_books(
+    journal: Journal, memory: Memory, reporter: Reporter, now: Callable[[], datetime]
+) -> Books:
+    """The books of node n1, with a few ports to give."""
+    return Books(
+        node="n1",
+        prefix="yard",
+        memory=memory,
+        book=PortBook(first=20000, last=20010, rest_s=600.0),
+        journal=journal,
+        reporter=reporter,
+        now=now,
+    )
 
 
 def a_held(id: str = "r-1", phase: str = "ready", **fields: Any) -> Held:

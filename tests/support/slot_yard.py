@@ -14,7 +14,6 @@ from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
 from nodeagent.beacons import Gateways
 from nodeagent.books import Books
-from nodeagent.domain.ports import PortBook
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import AdapterDone, AdapterFault, Capabilities, ListedAdapter
 from nodeagent.files.fetches import FetchFailed
@@ -30,7 +29,7 @@ from schemas.beacons import GatewayBeacon, Pin
 from schemas.messages import tag_of
 from schemas.slots import Slots, SlotsEvent
 from tests.support.adapter_files import an_adapter
-from tests.support.agent_yard import a_held, a_launch
+from tests.support.agent_yard import a_held, a_launch, some_books
 from tests.support.aio import run, until
 
 QUICK = SlotTimes(
@@ -295,14 +294,8 @@ async def slot_yard(
     loop = asyncio.get_running_loop()
     journal, memory = await Journal.open(tmp_path / "j")
     log = MemoryLog(MemoryBroker(), source="/agent/n1")
-    books = Books(
-        node="n1",
-        prefix="yard",
-        memory=memory,
-        book=PortBook(first=20000, last=20010, rest_s=600.0),
-        journal=journal,
-        reporter=Reporter(log, journal, node="n1", actor="agent-n1"),
-        now=utc_now,
+    books = some_books(
+        journal, memory, Reporter(log, journal, node="n1", actor="agent-n1"), utc_now
     )
     engine = engine or ScriptedEngine()
     holder: list[SlotYard] = []

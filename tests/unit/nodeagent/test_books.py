@@ -7,10 +7,8 @@ from msgspec.structs import replace
 
 from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
-from nodeagent.books import Books
 from nodeagent.cards.provider import Reading, Seen
 from nodeagent.domain import leases
-from nodeagent.domain.ports import PortBook
 from nodeagent.journal import Journal, Memory
 from nodeagent.reporter import Reporter
 from schemas.card import Card, Claim, Lease, Vm
@@ -18,7 +16,7 @@ from schemas.messages import tag_of
 from schemas.node import CardInfo
 from schemas.replica import ReplicaStopped
 from schemas.settings import GIB, MIB
-from tests.support.agent_yard import a_held
+from tests.support.agent_yard import a_held, some_books
 from tests.support.aio import run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,14 +39,8 @@ def test_a_stopped_engine_leaves_no_use_behind_whatever_its_last_reading_was(tmp
             held={"r-1": held("r-1", 100 * MIB), "r-2": held("r-2", 30 * MIB)},
             cards={"cpu": replace(card, used_bytes=130 * MIB)},
         )
-        books = Books(
-            node="n1",
-            prefix="yard",
-            memory=memory,
-            book=PortBook(first=20000, last=20010, rest_s=600.0),
-            journal=journal,
-            reporter=Reporter(log, journal, node="n1", actor="agent-n1"),
-            now=lambda: NOW,
+        books = some_books(
+            journal, memory, Reporter(log, journal, node="n1", actor="agent-n1"), lambda: NOW
         )
         books.say(books.held["r-1"], ReplicaStopped())
         books.release("r-1", freed_bytes=60 * MIB)
@@ -66,14 +58,8 @@ async def opened(tmp_path, memory: Memory):
     """Books on a journal, and the changes they tell of."""
     journal, _ = await Journal.open(tmp_path / "j")
     log = MemoryLog(MemoryBroker(), source="/agent/n1")
-    books = Books(
-        node="n1",
-        prefix="yard",
-        memory=memory,
-        book=PortBook(first=20000, last=20010, rest_s=600.0),
-        journal=journal,
-        reporter=Reporter(log, journal, node="n1", actor="agent-n1"),
-        now=lambda: NOW,
+    books = some_books(
+        journal, memory, Reporter(log, journal, node="n1", actor="agent-n1"), lambda: NOW
     )
     told: list[list[tuple[str, str]]] = []
     books.on_cards(

@@ -17,7 +17,6 @@ from nodeagent.beacons import Gateways
 from nodeagent.books import Books
 from nodeagent.desk import Desk
 from nodeagent.domain import leases
-from nodeagent.domain.ports import PortBook
 from nodeagent.fleet import Fleet
 from nodeagent.journal import Journal
 from nodeagent.keeper import boot_id
@@ -29,7 +28,7 @@ from schemas.node import CardInfo
 from schemas.plan import Plan, PlanItem
 from schemas.replica import ReplicaWaiting
 from schemas.settings import GIB, NodeagentSettings
-from tests.support.agent_yard import a_held, a_stop, an_item
+from tests.support.agent_yard import a_held, a_stop, an_item, some_books
 from tests.support.aio import run, until
 
 SETTINGS = NodeagentSettings(lease_grace_s=0.2)
@@ -81,15 +80,7 @@ async def at_work(tmp_path, infos=INFOS):
     def now() -> datetime:
         return place[0].now if place else datetime(2026, 1, 1, tzinfo=UTC)
 
-    books = Books(
-        node="n1",
-        prefix="yard",
-        memory=memory,
-        book=PortBook(first=20000, last=20010, rest_s=600.0),
-        journal=journal,
-        reporter=reporter,
-        now=now,
-    )
+    books = some_books(journal, memory, reporter, now)
     gateways = Gateways(monotonic=lambda: 0.0, connected=lambda: False)
     tools = cast(Any, SimpleNamespace(books=books, gateways=gateways, drivers={}))
     fleet = Fleet(

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from events.memory import MemoryLog
 from events.memory_broker import MemoryBroker
 from nodeagent.books import Books
-from nodeagent.domain.ports import PortBook
 from nodeagent.journal import Journal, Memory
 from nodeagent.ownlog import read_own, read_subjects
 from nodeagent.reporter import Reporter
 from schemas.messages import tag_of
 from schemas.replica import ReplicaStopped
 from schemas.slots import Slot, Slots, SlotsLoaded
-from tests.support.agent_yard import a_held
+from tests.support.agent_yard import a_held, some_books
 from tests.support.aio import run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,15 +44,7 @@ async def opened(tmp_path, broker: MemoryBroker, memory: Memory | None = None):
     journal, remembered = await Journal.open(tmp_path / "j")
     log = MemoryLog(broker, source="/agent/n1")
     reporter = Reporter(log, journal, node="n1", actor="agent-n1", retry_s=0.01)
-    books = Books(
-        node="n1",
-        prefix="yard",
-        memory=memory or remembered,
-        book=PortBook(first=20000, last=20010, rest_s=600.0),
-        journal=journal,
-        reporter=reporter,
-        now=lambda: NOW,
-    )
+    books = some_books(journal, memory or remembered, reporter, lambda: NOW)
     tasks = [asyncio.create_task(journal.run()), asyncio.create_task(reporter.run())]
     try:
         yield Desk(books, reporter, log)
