@@ -102,8 +102,7 @@ def test_inv_7_without_its_journal_an_agent_knows_named_leases_from_the_log(tmp_
                 assert (await ask(tmp_path, a_lease_ask(0, pinned=True))).status == "granted"
                 await hand.expect(lambda: lease_on(hand), "the lease in the log")
                 await first.die()
-            for part in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                part.unlink()
+            yard.lose_journal()
             async with agent(yard):
                 refused = await ask(tmp_path, a_lease_ask(1))
                 assert (refused.status, refused.code) == ("refused", codes.CARD_KEPT)
@@ -126,8 +125,7 @@ def test_inv_7_without_its_journal_an_agent_knows_who_stood_in_line_for_an_engin
                     await hand.plan(item)
                     await hand.phase("r-1", "waiting")
                     await first.die()
-                for part in (tmp_path / "nodeagent").glob("journal.sqlite*"):
-                    part.unlink()
+                yard.lose_journal()
                 await hand.plan(*((item,) if wanted else ()))
                 async with agent(yard, lease_grace_s=0.2):
                     await hand.phase("r-1", "ready" if wanted else "withdrawn")
