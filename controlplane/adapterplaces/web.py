@@ -27,6 +27,7 @@ from controlplane.domain.adaptersources import (
 from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from controlplane.mirror.connecting import CutOff, Line, Misdirected, ask
 from controlplane.mirror.domain import contents
+from controlplane.mirror.domain.answers import content_length, is_packed
 from controlplane.mirror.domain.ranges import content_range
 from controlplane.registry.faults import RegistryFault, wait_s
 from controlplane.registry.retrying import retried
@@ -111,9 +112,9 @@ def _size(got: _Got) -> int | None:
     if got.status == 206:
         told = content_range(got.headers.get("content-range"))
         return told.total if told is not None and told.part.first == 0 else None
-    length = got.headers.get("content-length", "").strip()
-    if length.isascii() and length.isdigit() and len(length) < 20:
-        return int(length)
+    length = content_length(got.headers)
+    if length is not None:
+        return length
     return len(got.body) if got.ended else None
 
 
@@ -177,8 +178,8 @@ def _body(read: Read, most: int, host: str) -> tuple[bytes, bool]:
 
 
 def _check_plain(headers: dict[str, str], host: str, name: str) -> None:
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("", "identity"):
+    if is_packed(headers):
+        coding = headers["content-encoding"].strip().lower()
         raise Unreadable(SOURCE_UNREACHABLE, f"{host} sends {name} packed ({coding[:40]!r})")
 
 

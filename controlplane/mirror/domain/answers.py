@@ -82,7 +82,7 @@ def judge(status: int, headers: Mapping[str, str], asked: Asked, now: datetime) 
     3 416: what is here is longer than the file there   4 try again: 408, 425, 429, 5xx
     5 refused, with the server's own reason where it gives one
     """
-    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+    if is_packed(headers):
         return Refused(
             code=unreachable(asked.repo),
             sentence=f"{asked.place} sent {asked.path} encoded as {headers['content-encoding']!r}",
@@ -122,7 +122,13 @@ def _changed(headers: Mapping[str, str], asked: Asked) -> Refused | None:
     )
 
 
-def _length(headers: Mapping[str, str]) -> int | None:
+def is_packed(headers: Mapping[str, str]) -> bool:
+    """Whether the body is not the file's own bytes."""
+    return headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
+
+
+def content_length(headers: Mapping[str, str]) -> int | None:
+    """How long the body is to be, None when the server does not tell or what it tells is no length."""
     text = headers.get("content-length", "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
@@ -134,7 +140,7 @@ def _strong_etag(headers: Mapping[str, str]) -> str:
 
 def _whole(headers: Mapping[str, str], asked: Asked) -> Verdict:
     """The size is compared by the reader, after the first bytes: an error page is one, not a wrong size."""
-    return Take(offset=0, length=_length(headers), etag=_strong_etag(headers))
+    return Take(offset=0, length=content_length(headers), etag=_strong_etag(headers))
 
 
 def _part(headers: Mapping[str, str], asked: Asked) -> Verdict:
@@ -153,7 +159,7 @@ def _part(headers: Mapping[str, str], asked: Asked) -> Verdict:
     etag = _strong_etag(headers)
     if not asked.checked and asked.etag and etag != asked.etag:  # 3
         return Anew(why=f"{asked.place} has another version of {asked.path}")
-    length = _length(headers)
+    length = content_length(headers)
     if length is not None and length != told.part.length:  # 1
         return Anew(why=f"{asked.place} contradicts itself about the length of its answer")
     return Take(offset=asked.offset, length=told.part.length, etag=etag)  # 4
