@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Final
 
-from controlplane.adapterplaces.found import Found, Unreadable
+from controlplane.adapterplaces.found import Found, Unreadable, check_config
 from controlplane.domain.adapterconfig import CONFIG_BYTES
 from controlplane.domain.adaptersources import FolderSource, choose, sum_of_contents
 from controlplane.domain.filesets import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -58,9 +58,7 @@ def _config(folder: int, path: str) -> bytes:
     handle, _ = open_plain(folder, ADAPTER_CONFIG)
     with os.fdopen(handle, "rb") as file:
         raw = file.read(CONFIG_BYTES + 1)
-    if not 0 < len(raw) <= CONFIG_BYTES:
-        what = "is empty" if not raw else f"has more than {CONFIG_BYTES} bytes"
-        raise Unreadable(NOT_AN_ADAPTER, f"{path}/{ADAPTER_CONFIG} {what}")
+    check_config(raw, path)
     return raw
 
 

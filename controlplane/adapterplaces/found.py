@@ -2,6 +2,10 @@
 
 from msgspec import Struct
 
+from controlplane.domain.adapterconfig import CONFIG_BYTES
+from controlplane.domain.filesets import ADAPTER_CONFIG
+from schemas.codes import NOT_AN_ADAPTER
+
 
 class Found(Struct, frozen=True, kw_only=True):
     """The configuration's bytes, and what is known of the weights; `sha256` empty: nobody published one.
@@ -23,3 +27,10 @@ class Unreadable(Exception):
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
+
+
+def check_config(raw: bytes, where: str) -> None:
+    """Raises Unreadable unless the configuration read at `where` has the length of one."""
+    if not 0 < len(raw) <= CONFIG_BYTES:
+        what = "is empty" if not raw else f"has more than {CONFIG_BYTES} bytes"
+        raise Unreadable(NOT_AN_ADAPTER, f"{where}/{ADAPTER_CONFIG} {what}")

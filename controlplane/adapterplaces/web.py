@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from controlplane.adapterplaces.found import Found, Unreadable
+from controlplane.adapterplaces.found import Found, Unreadable, check_config
 from controlplane.domain.adapterconfig import CONFIG_BYTES
 from controlplane.domain.adaptersources import (
     PICKLES,
@@ -86,9 +86,7 @@ def _find(url: str, line: Line) -> Found:
         raise Unreadable(refusal.code, refusal.sentence)
     assert config is not None
     assert weights is not None
-    if not 0 < len(config.body) <= CONFIG_BYTES:
-        what = "is empty" if not config.body else f"has more than {CONFIG_BYTES} bytes"
-        raise Unreadable(NOT_AN_ADAPTER, f"{url}/{ADAPTER_CONFIG} {what}")
+    check_config(config.body, url)
     size = _size(weights)
     if size is None:
         raise Unreadable(SOURCE_UNREACHABLE, f"{_host(url)} does not say how long the weights are")
