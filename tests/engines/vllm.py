@@ -286,12 +286,10 @@ class Connection(BaseHTTPRequestHandler):
             self.send(200, {"object": "list", "data": self.engine.cards(self.process)})
 
     def load_adapter(self) -> None:
-        self.about_adapter(
-            lambda body: self.engine.lora.load(self.process, body, bool(body.get("load_inplace")))
-        )
+        self.about_adapter(self.engine.lora.load)
 
     def unload_adapter(self) -> None:
-        self.about_adapter(lambda body: self.engine.lora.unload(self.process, body))
+        self.about_adapter(self.engine.lora.unload)
 
     def about_adapter(self, work) -> None:
         """An answer of vllm_lora's; a body that is no JSON is refused as FastAPI's handler does."""
@@ -306,7 +304,7 @@ class Connection(BaseHTTPRequestHandler):
         body = self.json()
         if body is None:
             return
-        answer = work(body)
+        answer = work(self.process, body)
         if answer is vllm_lora.HANGS:
             self.silence(lambda: True)
         status, content = answer

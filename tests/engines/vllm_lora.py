@@ -31,8 +31,8 @@ OFF = (404, {"detail": "Not Found"})
 class Weights:
     """An adapter as read from its folder: what answers under it (`marker`; None: only the base does)."""
 
-    def __init__(self, path: str, marker: str | None) -> None:
-        self.path, self.marker = path, marker
+    def __init__(self, marker: str | None) -> None:
+        self.marker = marker
 
 
 class Named:
@@ -71,11 +71,10 @@ class Adapters:
             ("loads", "failed_loads", "unloads", "reloads", "asked_gone", "most_loading"), 0
         )
         self.evicted_in_use: list[str] = []
-        self.history: list[dict] = []
         self.answered: Counter[str] = Counter()
         self.log = (
             os.open(script.lora_log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-            if (script.lora_log)
+            if script.lora_log
             else None
         )
 
@@ -130,7 +129,7 @@ class Adapters:
 
     # Routes
 
-    def load(self, process: int, body: dict, inplace: bool):
+    def load(self, process: int, body: dict):
         """The answer to POST /v1/load_lora_adapter."""
         name, path = str(body.get("lora_name") or ""), str(body.get("lora_path") or "")
         if not self.routes or "lora-route-off" in self.faults:
@@ -141,11 +140,10 @@ class Adapters:
         if told := self.faults.hit("lora-answer", name):
             self.note("load", name, status=told["status"])
             return told["status"], told.get("body", "")
-        began = time.monotonic()
         status = 200
         try:
             with self._lock(name):
-                self._may_load(process, name, path, inplace)
+                self._may_load(process, name, path, bool(body.get("load_inplace")))
                 self._load(process, name, path)
             return 200, f"Success: LoRA adapter '{name}' added successfully."
         except Refused as refused:
@@ -154,7 +152,7 @@ class Adapters:
         finally:
             with self.change:
                 self.counters["loads" if status == 200 else "failed_loads"] += 1
-                self.note("load", name, path=path, status=status, took=time.monotonic() - began)
+                self.note("load", name, status=status)
 
     def unload(self, process: int, body: dict):
         """The answer to POST /v1/unload_lora_adapter."""
@@ -212,8 +210,6 @@ class Adapters:
                 "answered": dict(self.answered),
                 "registered": [sorted(registry) for registry in self.registries],
                 "resident": [self.of_id[id] for id in self.cache],
-                "history": list(self.history),
-                "room": self.max_cpu_loras,
             }
 
     def forget(self, name: str | None) -> None:
@@ -355,8 +351,8 @@ class Adapters:
             raise self._engine_refuses(name, wrong)
         targets = config["target_modules"]
         if isinstance(targets, list) and self.only and not set(self.only) & set(targets):
-            return Weights(path, None)
-        return Weights(path, marker or os.path.basename(path))
+            return Weights(None)
+        return Weights(marker or os.path.basename(path))
 
     def _engine_refuses(self, name: str, why: str) -> Refused:
         match self.dialect:
@@ -386,14 +382,13 @@ class Adapters:
         self.info[running, waiting] = time.time()
 
     def note(self, do: str, name: str, **more: object) -> None:
-        """Into its history, and into the file FAKE_VLLM_LORA_LOG names: that outlives a kill -9."""
-        line = {"do": do, "name": name, **more}
-        if do in ("load", "unload"):
-            self.history.append(line)
+        """Into the file FAKE_VLLM_LORA_LOG names: that outlives a kill -9."""
         if self.log is not None:
-            whole = {
+            line = {
                 "at": time.monotonic(),
                 "replica": os.environ.get("YARD_LAUNCH_ID", ""),
-                **line,
+                "do": do,
+                "name": name,
+                **more,
             }
-            os.write(self.log, json.dumps(whole).encode() + b"\n")
+            os.write(self.log, json.dumps(line).encode() + b"\n")
