@@ -23,9 +23,15 @@ from tests.support.fake_vllm import fake_env, vllm_program
 from tests.support.lora import write_adapter
 from tests.system.yard import SystemYard, client
 
-GIB: Final = 1024**3
 BASE: Final = "tiny"
 SEED: Final = 5
+
+# The yard of the long trace: the one that counts its loads and the one that is killed at are the same.
+ADAPTERS: Final = tuple(f"a{number:03}" for number in range(200))
+REQUESTS: Final = 2000
+REPLICAS: Final = 4
+GATEWAYS: Final = 3
+PACED: Final = {"tokens": 4, "pace_s": 0.003, "lora_load_s": 0.01}
 
 
 def zipf_trace(requests: int, adapters: Sequence[str], seed: int = SEED) -> list[str]:
@@ -95,7 +101,7 @@ async def add_adapters(
 ) -> None:
     """Makes an adapter of each name that answers with it, adds all to the catalog, returns when all are ready."""
     for name in names:
-        source = write_adapter(folder / name, name, base="yard/tiny-base")
+        source = write_adapter(folder / name, name)
         body = AdapterAdd(name=name, base=BASE, source=str(source))
         await yard.log.send("admin", Command(id=new_id(), body=body))
     missing = set(names)

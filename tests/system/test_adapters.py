@@ -6,6 +6,11 @@ import pytest
 
 from tests.support.aio import run
 from tests.system.adapters import (
+    ADAPTERS,
+    GATEWAYS,
+    PACED,
+    REPLICAS,
+    REQUESTS,
     Diary,
     Traffic,
     add_adapters,
@@ -18,12 +23,7 @@ from tests.system.adapters import (
 from tests.system.hubs import tell
 from tests.system.yard import system_yard
 
-ADAPTERS = tuple(f"a{number:03}" for number in range(200))
-REQUESTS = 2000
-REPLICAS = 4
 LIMIT = 8
-GATEWAYS = 3
-PACED = {"tokens": 4, "pace_s": 0.003, "lora_load_s": 0.01}
 
 
 def test_the_peer_misses_as_often_as_its_size_says() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,11 +19,7 @@ from tests.system.adapters import (
     replicas_ready,
     settings_for,
 )
-from tests.system.yard import SystemYard, client, system_yard
-
-
-async def rows(yard: SystemYard, *arguments: str) -> Any:
-    return json.loads(await yard.ctl(*arguments, "-o", "json"))
+from tests.system.yard import SystemYard, client, rows, system_yard
 
 
 def endpoints(yard: SystemYard) -> dict[str, str]:
@@ -39,7 +34,7 @@ def told_by(answer: Asked) -> tuple[int | None, str, str, str]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("dialect", ["python", "old", "rust"])
 def test_req_b1_a_person_adds_asks_for_and_removes_an_adapter(dialect: str, tmp_path: Path) -> None:
-    folder = write_adapter(tmp_path / "sql", base="yard/tiny-base")
+    folder = write_adapter(tmp_path / "sql")
 
     async def story() -> None:
         async with (
@@ -90,7 +85,7 @@ def test_req_b1_a_person_adds_asks_for_and_removes_an_adapter(dialect: str, tmp_
 def test_scn_d1_a_rank_above_the_profiles_is_refused_with_both_numbers_before_any_engine(
     tmp_path: Path,
 ) -> None:
-    folder = write_adapter(tmp_path / "big", rank=64, base="yard/tiny-base")
+    folder = write_adapter(tmp_path / "big", rank=64)
 
     async def story() -> None:
         async with system_yard(tmp_path / "data", settings=settings_for(tmp_path, 1)) as yard:

@@ -10,6 +10,11 @@ import pytest
 
 from tests.support.aio import run
 from tests.system.adapters import (
+    ADAPTERS,
+    GATEWAYS,
+    PACED,
+    REPLICAS,
+    REQUESTS,
     Asked,
     Diary,
     Traffic,
@@ -24,11 +29,6 @@ from tests.system.cards import agent_again
 from tests.system.hubs import kill, tell
 from tests.system.yard import system_yard
 
-ADAPTERS = tuple(f"a{number:03}" for number in range(200))
-REQUESTS = 2000
-REPLICAS = 4
-GATEWAYS = 3
-PACED = {"tokens": 4, "pace_s": 0.003, "lora_load_s": 0.01}
 ROOM = ("--max-cpu-loras", "64")
 """More than the limit: an agent that has just started evicts nothing for half a minute, and loads all the same."""
 

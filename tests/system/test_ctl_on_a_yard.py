@@ -6,15 +6,10 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 from controlplane.ctl.supervisor import python_argv
 from tests.support.aio import run
-from tests.system.yard import SystemYard, scripted_model, system_yard
-
-
-async def rows(yard: SystemYard, *arguments: str) -> list[dict[str, Any]]:
-    return json.loads(await yard.ctl(*arguments, "-o", "json"))
+from tests.system.yard import rows, scripted_model, system_yard
 
 
 def test_req_x1_a_person_adds_loads_watches_and_removes_a_model(tmp_path: Path) -> None:

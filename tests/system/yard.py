@@ -249,6 +249,11 @@ async def system_yard(
         loop.remove_signal_handler(signal.SIGCHLD)
 
 
+async def rows(yard: SystemYard, *arguments: str) -> list[dict[str, Any]]:
+    """What a command of yardctl that lists something lists."""
+    return json.loads(await yard.ctl(*arguments, "-o", "json"))
+
+
 def chat(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "hello"}], **more}
 
