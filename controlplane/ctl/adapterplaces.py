@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from controlplane.ctl import adapterview
-from controlplane.ctl.adapterreads import known
+from controlplane.ctl.adapterreads import known, the_adapter
 from controlplane.ctl.adapterslots import Change, Fate, Found, change, holders
 from controlplane.ctl.adapterview import Row
 from controlplane.ctl.connect import Place, open_api, open_wire
@@ -77,10 +77,8 @@ async def load(place: Place, name: str, replica: str | None, timeout_s: float, o
     Raises CtlError when there is no such adapter or replica, NotEverywhere.
     """
     async with open_api(place) as api:
-        adapter = await known(api, name)
+        adapter = await the_adapter(api, name)
         rows: list[Row] = await api.data("/v1/replicas")
-    if adapter is None:
-        raise CtlError(f"there is no adapter {name!r}; yardctl adapter list shows them")
     asks = [
         (row["node"], LoadAdapter(replica=row["id"], adapter=adapter["name"]))
         for row in ([the_replica(rows, replica)] if replica else ready_of(rows, adapter["base"]))

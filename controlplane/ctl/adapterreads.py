@@ -46,9 +46,7 @@ async def _model(api: Api, name: str) -> str:
 
 async def show_adapter(api: Api, name: str, output: str, now: datetime) -> None:
     """One by its name or an alias. Raises CtlError when there is none."""
-    found = await known(api, name)
-    if found is None:
-        raise CtlError(f"there is no adapter {name!r}; yardctl adapter list shows them")
+    found = await the_adapter(api, name)
     slots: list[Row] = await api.data("/v1/slots")
     replicas: list[Row] = await api.data("/v1/replicas")
     if output == "json":
@@ -69,6 +67,14 @@ async def show_adapter(api: Api, name: str, output: str, now: datetime) -> None:
 
 def _at(slots: Row, slot: Row) -> Row:
     return {"node": slots["node"], "replica": slots["replica"], **slot}
+
+
+async def the_adapter(api: Api, name: str) -> Row:
+    """As `known`. Raises CtlError when there is none."""
+    found = await known(api, name)
+    if found is None:
+        raise CtlError(f"there is no adapter {name!r}; yardctl adapter list shows them")
+    return found
 
 
 async def known(api: Api, name: str) -> Row | None:
