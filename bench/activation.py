@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -261,7 +261,7 @@ async def yard_round(running: RunningYard, log: EventLog, patience_s: float) -> 
     )
 
 
-def interval(values: list[float], times: int = 4000) -> tuple[float, float]:
+def interval(values: Sequence[float], times: int = 4000) -> tuple[float, float]:
     """Where the median of such rounds lies in 95 of 100 runs, by drawing from these."""
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(times))

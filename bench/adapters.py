@@ -34,6 +34,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from bench.activation import interval
 from controlplane.ctl.supervisor import become_subreaper, bury_orphans
 from events.secrets import engine_key, node_secret, read_secret, yard_secret_path
 from tests.support.fake_vllm import fake_vllm
@@ -122,15 +123,8 @@ def questions(yard: SystemYard) -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
-def interval(values: Sequence[float], times: int = 2000) -> tuple[float, float]:
-    """Where the median of such a run lies in 95 of 100, by drawing from these."""
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(times))
-    return medians[int(0.025 * times)], medians[int(0.975 * times)]
-
-
 def row(name: str, values: Sequence[float], unit: str, target: str = "") -> str:
-    low, high = interval(values)
+    low, high = interval(values, times=2000)
     told = f"   target {target}" if target else ""
     return f"{name:58} {statistics.median(values):8.1f} {unit}  [{low:.1f} .. {high:.1f}]{told}"
 
