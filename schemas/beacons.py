@@ -31,6 +31,29 @@ class GatewayBeacon(Struct, frozen=True, kw_only=True):
     any more is given back."""
 
 
+class KeyUse(Struct, frozen=True, array_like=True):
+    """What a key used at one gateway: requests admitted and tokens charged since that gateway's incarnation began
+    (both only grow), and requests running or waiting now."""
+
+    requests: int
+    tokens: int
+    running: int
+
+
+class LimitsBeacon(Struct, frozen=True, kw_only=True):
+    """Every second between gateways, and at once when much of a share is used: what limits are shared by.
+
+    `keys` lists those used in the last 60 s, by id. `inflight` counts requests by replica.
+    """
+
+    gateway: str
+    incarnation: str
+    n: int
+    keys: dict[str, KeyUse] = {}
+    inflight: dict[str, int] = {}
+    leaving: bool = False
+
+
 class EngineCounters(Struct, frozen=True, kw_only=True):
     """What the engine itself says: requests processing + deferred now, and in total since it started.
 

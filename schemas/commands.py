@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from schemas.key import Priority
+
 
 class ModelAdd(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="model.add"
@@ -121,6 +123,48 @@ class AdapterPin(
 
     adapter: str
     pinned: bool = True
+
+
+class KeyCreate(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="key.create"
+):
+    """Makes a key known. Whoever sends this made `id` and secret, and tells only the secret's `hash`; fields as in
+    schemas.key.Key. `expires_s` is counted from when the command was stored; None: it never expires.
+    """
+
+    id: str
+    name: str
+    hash: str
+    models: list[str] = []
+    may_activate: bool = False
+    rpm: int = 0
+    tpm: int = 0
+    parallel: int = 0
+    priority: Priority = "normal"
+    expires_s: float | None = None
+
+
+class KeyChange(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="key.change"
+):
+    """Changes what is given of the key with this id or name; the secret stays. `expires_s` 0: it never expires."""
+
+    key: str
+    models: list[str] | None = None
+    may_activate: bool | None = None
+    rpm: int | None = None
+    tpm: int | None = None
+    parallel: int | None = None
+    priority: Priority | None = None
+    expires_s: float | None = None
+
+
+class KeyRevoke(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag="key.revoke"
+):
+    """Ends the key with this id or name; gateways refuse it as soon as they read of it. It never comes back."""
+
+    key: str
 
 
 class NodeCordon(
@@ -240,6 +284,9 @@ CommandBody = (
     | AdapterAdd
     | AdapterRemove
     | AdapterPin
+    | KeyCreate
+    | KeyChange
+    | KeyRevoke
     | NodeCordon
     | NodeUncordon
     | ReplicaPark

@@ -14,6 +14,7 @@ from schemas.card import Card, CardEvent
 from schemas.commands import Outcome, OutcomeEvent
 from schemas.file import File, FileEvent
 from schemas.job import Job, JobEvent
+from schemas.key import Key, KeyEvent
 from schemas.leader import Leader, LeaderDecided, LeaderElected, LeaderLine
 from schemas.model import Model, ModelEvent
 from schemas.node import Node, NodeEvent, NodeState, NodeStateEvent
@@ -69,6 +70,7 @@ NOUNS: Final[dict[str, Noun]] = {
         _noun("nodestate", ("node",), NodeState, NodeStateEvent, "control"),
         _noun("job", ("id",), Job, JobEvent, "control"),
         _noun("file", ("key",), File, FileEvent, "control"),
+        _noun("key", ("id",), Key, KeyEvent, "control"),
         _noun("command", ("id",), Outcome, OutcomeEvent, "control"),
         _noun("leader.current", (), Leader, LeaderElected, "control"),
         _noun("leader.log", (), LeaderLine, LeaderDecided, "control"),
@@ -89,6 +91,7 @@ State = (
     | NodeState
     | Job
     | File
+    | Key
     | Outcome
     | Leader
     | LeaderLine
@@ -106,6 +109,7 @@ Event = (
     | NodeStateEvent
     | JobEvent
     | FileEvent
+    | KeyEvent
     | OutcomeEvent
     | LeaderElected
     | LeaderDecided
