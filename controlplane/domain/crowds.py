@@ -25,7 +25,10 @@ TOLD: Final = 8
 
 _MARGIN_S: Final = 1.0
 
-_Sort = tuple[str, bool, bool, bool, frozenset[str], bool]
+_Engines = frozenset[tuple[str, bool]]
+"""What a node can run, by name, and whether it loads adapters."""
+
+_Sort = tuple[str, bool, bool, bool, _Engines, bool]
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
@@ -109,7 +112,7 @@ class Crowds:
         self._change = scene.index.change
         self._faults = _faults(scene)
         self._unwritable: set[str] = set()
-        self._sorts: dict[str, tuple[bool, frozenset[str], bool]] = {}
+        self._sorts: dict[str, tuple[bool, _Engines, bool]] = {}
         self.rooms: dict[CardKey, tuple[Crowd, Room]] = {}
         self.crowds: dict[_Sort, Crowd] = {}
         members: dict[_Sort, list[Room]] = {}
@@ -129,7 +132,7 @@ class Crowds:
                 self._unwritable.add(room.node)
             of_node = self._sorts[room.node] = (
                 not node_problem(scene, room.node),
-                frozenset(engine.name for engine in node.engines),
+                frozenset((engine.name, engine.adapters) for engine in node.engines),
                 node.allow_commands,
             )
         is_usable, engines, commands = of_node
@@ -213,7 +216,7 @@ def outlook(scene: Scene, facts: Facts, parked: list[Found]) -> Outlook | None:
             if count == 0:
                 continue
             sample = next(room for _, room in crowd.by_key if room.where not in here)
-            if not crowd.sort[1] or unsuited(scene, profiles[place], sample):
+            if not crowd.sort[1] or unsuited(scene, facts.demand.model, profiles[place], sample):
                 group = "card" if crowd.sort[1] else "node"
                 counts[group] += count
                 out.append((place, True, crowd.all - here))

@@ -101,7 +101,7 @@ def judge_part(
     problem = node_problem(scene, room.node)
     if problem:
         return Part(room=room, group="node", reason=f"{room.node}: {problem}")
-    ill_suited = unsuited(scene, profile, room)
+    ill_suited = unsuited(scene, demand.model, profile, room)
     if ill_suited:
         return Part(room=room, group="card", reason=f"{room.card}: {ill_suited}")
     full = _plan_is_full(scene, demand, profile, room.node)
@@ -337,8 +337,8 @@ def is_heard(scene: Scene, node: str) -> bool:
     return state is not None and state.reach == "reachable" and scene.world.nodes[node].running
 
 
-def unsuited(scene: Scene, profile: Profile, room: Room) -> str:
-    """Why this profile never runs on this card, whatever is on it; empty when it may."""
+def unsuited(scene: Scene, model: Model, profile: Profile, room: Room) -> str:
+    """Why this profile of the model never runs on this card, whatever is on it; empty when it may."""
     if room.mig:
         return "is divided (MIG) and left alone"
     if not suits(profile, room.node, room.card, room.kind):
@@ -346,9 +346,16 @@ def unsuited(scene: Scene, profile: Profile, room: Room) -> str:
     node = scene.world.nodes[room.node]
     if profile.engine == "command" and not node.allow_commands:
         return f"{room.node} does not allow commands (allow_commands)"
-    needs_engine = bool(node.engines) and profile.engine != "command"
-    if needs_engine and all(engine.name != profile.engine for engine in node.engines):
-        return f"{room.node} has no engine {profile.engine}"
+    if node.engines and profile.engine != "command":
+        engine = next((one for one in node.engines if one.name == profile.engine), None)
+        if engine is None:
+            return f"{room.node} has no engine {profile.engine}"
+        if model.max_loaded_adapters > 0 and not engine.adapters:
+            # It would come up, and every request for an adapter be lost on it.
+            return (
+                f"the {profile.engine} of {room.node} loads no adapters, "
+                f"and max_loaded_adapters is {model.max_loaded_adapters}"
+            )
     if profile.parking is not None and profile.parking.way == "command" and not node.allow_commands:
         return f"{room.node} does not allow commands (allow_commands), and parking runs some"
     return ""

@@ -357,7 +357,7 @@ def cards_possible(scene: Scene, model: Model) -> int:
         for where in scene.index.cards_at(node):
             room = scene.index.room(scene.world, where)
             count += room is not None and any(
-                not unsuited(scene, profile, room)
+                not unsuited(scene, model, profile, room)
                 and memory.needed_bytes(profile, room.kind, known) <= room.total_bytes
                 for profile in model.profiles
             )

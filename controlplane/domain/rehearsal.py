@@ -54,7 +54,7 @@ def rehearse(scene: Scene, model: Model) -> Rehearsal:
     for place, profile in enumerate(model.profiles):  # 3
         for node in sorted(world.nodes):
             rooms = [r for w in scene.index.cards_at(node) if (r := scene.index.room(world, w))]
-            parts = [(room, _judge(scene, profile, room, known)) for room in rooms]
+            parts = [(room, _judge(scene, model, profile, room, known)) for room in rooms]
             for order, found in enumerate(_sets(profile, node, parts)):
                 if found.rank is None:
                     misses.append(((node, order, -profile.priority, place), found))
@@ -94,7 +94,9 @@ def _sets(profile: Profile, node: str, parts: list[tuple[Room, Candidate]]) -> l
     return [replace(worst, cards=cards)]
 
 
-def _judge(scene: Scene, profile: Profile, room: Room, known: Record | None) -> Candidate:
+def _judge(
+    scene: Scene, model: Model, profile: Profile, room: Room, known: Record | None
+) -> Candidate:
     needed = memory.needed_bytes(profile, room.kind, known)
 
     def one(rank: int | None, reason: str) -> Candidate:
@@ -106,7 +108,7 @@ def _judge(scene: Scene, profile: Profile, room: Room, known: Record | None) -> 
     if problem:
         return one(None, f"{room.node}: {problem}")
     where = f"{room.node}/{room.card}"
-    why = unsuited(scene, profile, room)
+    why = unsuited(scene, model, profile, room)
     if why:
         return one(None, f"{where}: {why}")
     numbers = f"needs {memory.amount(needed)}"

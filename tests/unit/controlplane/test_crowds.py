@@ -3,12 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.domain import crowds, placement
 from controlplane.domain.index import StepIndex
 from controlplane.domain.placement import Demand, NoRoom, Verdict, Wait, place
 from controlplane.domain.scene import Scene
 from schemas.model import Model
+from schemas.node import EngineInfo, NodeChanged
 from tests.support.worlds import Yard, counting_ids, model, profile
 
 
@@ -87,4 +89,20 @@ def test_what_fits_nowhere_names_the_nearest_misses(monkeypatch: pytest.MonkeyPa
     assert isinstance(found, NoRoom)
     assert found.report.counts == {"memory": 12}
     assert [c.cards for c in found.report.misses] == [("gpu0",)] * 4 + [("gpu1",)] * 4
+    assert found == verdict(y, entry, 10_000, monkeypatch)
+
+
+def test_cards_whose_engine_loads_no_adapters_are_of_another_sort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = full(4)
+    for n in range(4):
+        engine = EngineInfo(name="vllm", version="1", card_kinds=("gpu",), adapters=n % 2 == 0)
+        state = replace(y.world.nodes[f"n{n:02}"], engines=(engine,))
+        y.append("node", (f"n{n:02}",), NodeChanged(), state)
+    entry = model("new", profiles=[profile("p", 6, engine="vllm")], max_loaded_adapters=2)
+    y.add(entry)
+    found = verdict(y, entry, 0, monkeypatch)
+    assert isinstance(found, Wait)
+    assert found.report.counts == {"card": 6, "memory": 6}
     assert found == verdict(y, entry, 10_000, monkeypatch)

@@ -21,6 +21,7 @@ from controlplane.domain.placement import (
     Wait,
     place,
 )
+from controlplane.domain.rehearsal import rehearse
 from controlplane.domain.scene import MOST_STATE_BYTES, Scene
 from events.log import Broken
 from events.subjects import event_subject
@@ -183,6 +184,31 @@ def test_an_engine_the_node_lacks_excludes_it() -> None:
     verdict = placed(y, model("a"))
     assert isinstance(verdict, NoRoom)
     assert "no engine llamacpp" in verdict.report.misses[0].reason
+
+
+def test_a_model_with_adapters_goes_where_the_engine_loads_them() -> None:
+    """A node's agent may be older than its engine: it runs models as before, and loads no adapters."""
+    y = Yard().node("n1", {"gpu0": 8}).node("n2", {"gpu0": 4})
+    y.settle()
+    for node, loads in (("n1", False), ("n2", True)):
+        engine = EngineInfo(name="vllm", version="1", card_kinds=("gpu",), adapters=loads)
+        state = replace(y.world.nodes[node], engines=(engine,))
+        y.append("node", (node,), NodeChanged(), state)
+    ways = [profile("p", 2, engine="vllm")]
+    assert chosen(placed(y, model("plain", profiles=ways)))[0] == "n1"
+    served = model("served", profiles=ways, max_loaded_adapters=8)
+    assert chosen(placed(y, served))[0] == "n2"
+    assert placement.cards_possible(scene_of(y), served) == 1
+    large = placed(
+        y, model("large", profiles=[profile("p", 6, engine="vllm")], max_loaded_adapters=8)
+    )
+    assert isinstance(large, NoRoom)
+    assert "gpu0: the vllm of n1 loads no adapters, and max_loaded_adapters is 8" in [
+        miss.reason for miss in large.report.misses
+    ]
+    told = rehearse(scene_of(y), served)
+    assert [fit.node for fit in told.fits] == ["n2"]
+    assert "n1/gpu0: the vllm of n1 loads no adapters" in told.misses[0].reason
 
 
 def test_a_cordoned_a_stopped_and_a_silent_node_are_no_candidates() -> None:
