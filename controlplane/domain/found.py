@@ -181,13 +181,15 @@ class Found(Struct, frozen=True, kw_only=True):
         )
 
     def candidate(self) -> Candidate:
+        # Of a set whose other cards are kept nobody is stopped: it would be for nothing.
+        victims = self.victims if self.rank == 4 else ()
         return Candidate(
             profile=self.profile.name,
             node=self.node,
             cards=self.cards,
             rank=self.rank,
             reason=self.reason,
-            victims=tuple(v.planned.item.replica for v in self.victims),
+            victims=tuple(v.planned.item.replica for v in victims),
             resumes=self.resumes.item.replica if self.resumes is not None else "",
             waiting_for=self.waiting_for,
         )

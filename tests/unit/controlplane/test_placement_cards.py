@@ -652,6 +652,7 @@ def test_a_set_drains_on_all_its_cards_and_spares_the_min_of_a_model() -> None:
     kept = verdict(twice, several(2))
     assert isinstance(kept, Wait)
     assert kept.victims == (), "one of the two has to stay"
+    assert kept.report.misses[0].victims == (), "and the other is not stopped for nothing"
 
 
 def test_a_card_that_was_asked_for_is_in_the_set() -> None:
