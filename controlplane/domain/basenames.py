@@ -56,15 +56,15 @@ def _like(a: str, b: str) -> Likeness:
     if not last_a or not last_b:  # 1
         return "unknown"
     plain_a, plain_b = _unpacked(last_a), _unpacked(last_b)
-    repo_a, repo_b = _repository(a), _repository(b)
+    repo_a, repo_b = repository_of(a), repository_of(b)
     if repo_a and repo_b and repo_a != repo_b:  # 2
         is_copy = plain_a == plain_b and (last_a, last_b) != (plain_a, plain_b)
         return "same" if is_copy else "other"
     return "same" if plain_a == plain_b else "other"  # 3
 
 
-def _repository(text: str) -> str:
-    """`owner/name` in lower case, empty for what is no repository's name."""
+def repository_of(text: str) -> str:
+    """`owner/name` in lower case, also of a path in a registry's cache; empty for what names no repository."""
     cached = _CACHED.search(text)
     if cached is not None:
         return f"{cached['owner']}/{cached['name']}".lower()
@@ -73,7 +73,7 @@ def _repository(text: str) -> str:
 
 def _last(text: str) -> str:
     """The part that names the model, in lower case; empty when none does."""
-    repository = _repository(text)
+    repository = repository_of(text)
     if repository:
         return repository.rpartition("/")[2]
     name = text.strip().replace("\\", "/").rstrip("/").rpartition("/")[2].lower()

@@ -204,8 +204,10 @@ def _embeddings_in_pattern(patterns: tuple[str, ...]) -> bool:
 def _base(trained_on: str, base: Model, repo: str) -> Refusal | str:
     """A refusal when names say that it is another model's; a warning when they say nothing; else empty."""
     source = repo or ("" if base.source.startswith("mirror:") else base.source)
-    # What somebody calls the model may say that it is the one, and never that it is not.
-    if basenames.likeness(trained_on, (base.name, *base.aliases)) == "same":
+    # What somebody calls the model may say that it is the one, and never that it is not; where the repository
+    # of its weights is known it says nothing.
+    called = () if basenames.repository_of(source) else (base.name, *base.aliases)
+    if basenames.likeness(trained_on, called) == "same":
         return ""
     match basenames.likeness(trained_on, (source,)):
         case "same":

@@ -129,6 +129,26 @@ def test_what_the_model_is_called_may_say_that_it_is_the_base_and_not_that_it_is
     assert silent.warnings == ("it names no base that could be compared with 'llama'",)
 
 
+@pytest.mark.parametrize(
+    ("source", "repo"),
+    [
+        ("mirror:" + "0" * 64, "packer/Big-7B-GGUF"),
+        ("/srv/hub/models--packer--Big-7B/snapshots/" + "0" * 40, ""),
+    ],
+)
+def test_what_the_model_is_called_does_not_beat_the_repository_of_its_weights(
+    source: str, repo: str
+) -> None:
+    """Somebody called a model after another one: its adapter would answer with weights it was not trained on."""
+    called = replace(base(aliases=("mistral-7b",)), source=source)
+    found = refused(config(base_model_name_or_path="x/mistral-7b"), called, repo=repo)
+    assert found.code == codes.WRONG_BASE
+    assert repr(repo or source) in found.sentence
+    assert preflight.preflight(
+        config(base_model_name_or_path="packer/Big-7B"), called, repo=repo
+    ) == (Fits(rank=16))
+
+
 def test_weights_of_the_mirror_are_compared_by_their_repository() -> None:
     mirrored = replace(base(), source="mirror:" + "0" * 64)
     given = config(base_model_name_or_path="Owner/Big-7B")
