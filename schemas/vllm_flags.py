@@ -113,7 +113,10 @@ def _is_number(word: str) -> bool:
 
 
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` may be, besides 1."""
+"""What `--max-lora-rank` may be in every version, besides `_RANK_OF_NEWER`."""
+
+_RANK_OF_NEWER: Final = 1
+"""Newer versions take it as well; the yard chooses it for nobody."""
 
 DEFAULT_RANK: Final = 16
 """The rank an engine is started for while no adapter needs more."""
@@ -185,6 +188,12 @@ def lora_problems(args: tuple[str, ...], limit: int) -> tuple[str, ...]:
     found = list(flags.problems)
     if flags.enabled is False:
         found.append(f"--no-enable-lora is given, and max_loaded_adapters is {limit}")
+    if flags.rank is not None and flags.rank not in (_RANK_OF_NEWER, *RANKS):
+        *most, last = (_RANK_OF_NEWER, *RANKS)
+        found.append(
+            f"--max-lora-rank {flags.rank} is none that the engine starts with: "
+            f"it takes {', '.join(map(str, most))} or {last}"
+        )
     if flags.in_ram is not None and flags.in_ram < limit:
         found.append(
             f"--max-cpu-loras {flags.in_ram} is below max_loaded_adapters {limit}: "

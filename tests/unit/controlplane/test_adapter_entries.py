@@ -7,7 +7,7 @@ import pytest
 from controlplane.domain import entries
 from controlplane.domain.entries import ParsedEntry
 from controlplane.domain.revision import profile_revision
-from schemas import codes
+from schemas import codes, vllm_flags
 from schemas.commands import CatalogApply, ModelRemove, ModelScale, Outcome, Problem
 from schemas.slots import MOST_SLOTS
 from tests.support.adapter_yard import AdapterYard, adapter_yard, base_model, vllm
@@ -83,6 +83,11 @@ def test_an_engine_without_adapters_takes_no_limit() -> None:
         (("--max-loras", "6", "--max-cpu-loras", "5"), ("--max-loras 6", "--max-cpu-loras 5")),
         (("--no-enable-lora",), ("--no-enable-lora", "4")),
         (("--max-lora-rank", "much"), ("'much'",)),
+        (
+            ("--max-lora-rank", "24"),
+            ("--max-lora-rank 24", "1, 8, 16, 32, 64, 128, 256, 320 or 512"),
+        ),
+        (("--max_lora_rank=1024",), ("--max-lora-rank 1024", "512")),
     ],
 )
 def test_arguments_that_cannot_keep_so_many_are_refused_with_both_numbers(
@@ -92,6 +97,11 @@ def test_arguments_that_cannot_keep_so_many_are_refused_with_both_numbers(
     assert problem.path == "[0].profiles[0].args"
     assert all(text in problem.sentence for text in told), problem.sentence
     assert parsed(without_limit(entry(*args))), "without adapters it is the engine's affair"
+
+
+@pytest.mark.parametrize("rank", [1, *vllm_flags.RANKS])
+def test_every_rank_that_an_engine_starts_with_may_be_said(rank: int) -> None:
+    assert parsed(entry("--max-lora-rank", str(rank))).max_loaded_adapters == 4
 
 
 def test_a_wrong_entry_is_told_of_everything_it_says_of_adapters() -> None:
