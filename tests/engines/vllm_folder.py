@@ -21,7 +21,7 @@ def wrong_config(config: dict, max_rank: int) -> str | None:
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     if rank > max_rank:
         return f"LoRA rank {rank} is greater than max_lora_rank {max_rank}."
-    if config.get("modules_to_save") is not None:
+    if config.get("modules_to_save"):
         return "vLLM only supports modules_to_save being None."
     if config.get("use_dora"):
         return "vLLM does not yet support DoRA."

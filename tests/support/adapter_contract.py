@@ -162,6 +162,12 @@ async def a_refused_adapter_is_known_by_its_words_and_never_by_the_status(rig: R
     assert await rig.listed() == {}
 
 
+async def an_empty_list_of_whole_modules_is_none(rig: Rig) -> None:
+    """Its words say `being None`; what it looks at is whether there are any."""
+    assert await rig.load("a@00000001", rig.adapter("none", modules_to_save=[])) == AdapterDone()
+    assert list(await rig.listed()) == ["a@00000001"]
+
+
 async def both_numbers_of_a_rank_are_in_its_words(rig: Rig) -> None:
     found = await rig.load("high@00000001", rig.adapter("high", rank=64))
     assert isinstance(found, AdapterFault)
@@ -242,6 +248,7 @@ CHECKS: tuple[Callable[[Rig], Awaitable[None]], ...] = (
     an_unload_of_what_is_not_there_is_done_already,
     loads_of_one_name_at_once_end_in_one_adapter,
     a_refused_adapter_is_known_by_its_words_and_never_by_the_status,
+    an_empty_list_of_whole_modules_is_none,
     both_numbers_of_a_rank_are_in_its_words,
     a_folder_without_an_adapter_is_the_replicas_fault,
     two_replicas_with_other_folders_say_the_same_of_one_adapter,

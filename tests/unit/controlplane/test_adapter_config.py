@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from controlplane.domain.adapterconfig import CONFIG_BYTES, MODULES_MOST, RANK_MOST, read_config
 from controlplane.domain.filesets import Refusal
+from controlplane.domain.preflight import Fits, preflight
 from controlplane.domain.reports import AdapterConfig
 from schemas import codes
+from tests.support.adapter_yard import base_model
 from tests.support.lora import config_of
 
 
@@ -49,6 +51,13 @@ def test_scn_d9_everything_that_preflight_refuses_by_is_read() -> None:
     assert found.lora_bias
     assert found.trains_tokens
     assert found.replicates_layers
+
+
+@pytest.mark.parametrize("none", [None, []])
+def test_no_whole_modules_may_be_written_as_an_empty_list(none: list[str] | None) -> None:
+    found = config(base="x/llama", modules_to_save=none)
+    assert found.modules_to_save == ()
+    assert isinstance(preflight(found, base_model()), Fits)
 
 
 @pytest.mark.parametrize("pattern", ["all-linear", r".*\.(q|v)_proj"])
