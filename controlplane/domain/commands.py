@@ -16,6 +16,7 @@ from controlplane.domain import (
     consequences,
     jobcommands,
     jobtexts,
+    keys,
     mirrorcommands,
     record,
     replicacommands,
@@ -43,6 +44,9 @@ from schemas.commands import (
     JobCancel,
     JobRetry,
     JobServe,
+    KeyChange,
+    KeyCreate,
+    KeyRevoke,
     MirrorGc,
     MirrorRemove,
     MirrorVerify,
@@ -100,7 +104,7 @@ def decide(scene: Scene, stored: StoredCommand) -> Decision | None:
     if is_expired:  # 3
         late = f"it was {age_s:.0f} s old when the control plane came to it, allowed were {command.ttl_s:g} s"
         return _rejected(scene, stored, id_, Rejected(code=codes.EXPIRED, sentence=late))
-    answer = _answer(scene, stored.actor, command.body)  # 5
+    answer = _answer(scene, stored, command.body)  # 5
     if isinstance(answer, Rejected):
         return _rejected(scene, stored, id_, answer)
     if len(answer.changes) > MOST_CHANGES:
@@ -186,7 +190,8 @@ def _rejected(scene: Scene, stored: StoredCommand, id_: str, rejected: Rejected)
     )
 
 
-def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
+def _answer(scene: Scene, stored: StoredCommand, body: CommandBody) -> Accepted | Rejected:
+    actor = stored.actor
     match body:
         case ModelAdd() | CatalogApply() | ModelRemove() | ModelScale():
             return _catalog(scene, actor, body)
@@ -196,6 +201,8 @@ def _answer(scene: Scene, actor: str, body: CommandBody) -> Accepted | Rejected:
             return _unload(scene, body)
         case AdapterAdd() | AdapterRemove() | AdapterPin():
             return adaptercommands.decide(scene, actor, body)
+        case KeyCreate() | KeyChange() | KeyRevoke():
+            return keys.decide(scene, actor, stored.stored_at, body)
         case NodeCordon() | NodeUncordon():
             return _cordon(scene, actor, body)
         case ReplicaPark() | ReplicaResume():

@@ -78,8 +78,8 @@ class StepIndex:
     holds, `long_plans` nodes whose plan may be full. `rests` are
     models found at rest, `demands` what models without replicas are short of, each with what it was judged by.
     `blocked` are models whose decisions could not be written when they were last looked at, `unserved`
-    those of them somebody asked for in vain. `jobs`, `files` and `adapters` are those to look at again, `job_wake`
-    and `file_wake` say when time alone may change something for them; `needs` is who needs which file.
+    those of them somebody asked for in vain. `jobs`, `files`, `adapters` and `keys` are those to look at again, `job_wake`,
+    `file_wake` and `key_wake` say when time alone may change something for them, `last_keys` stay only until there are others; `needs` is who needs which file.
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,11 @@ class StepIndex:
         self.jobs: set[str] = set()
         self.files: set[str] = set()
         self.adapters: set[str] = set()
+        self.keys: set[str] = set()
+        self.last_keys: set[str] = set()
         self.job_wake = Alarms()
         self.file_wake = Alarms()
+        self.key_wake = Alarms()
         self.mirror: str | None = None
         self.audit_behind = False
         self.frozen = ""
@@ -168,6 +171,7 @@ class StepIndex:
         for name in world.adapters:
             self._adapter(world, name)
         self.files.update(world.files)
+        self.keys.update(world.keys)
         self.version += 1
 
     def settle(self, name: str, idle_at: datetime | None) -> None:
@@ -189,6 +193,10 @@ class StepIndex:
                 return
             case "adapter":
                 self._adapter(world, key[0])
+                return
+            case "key":
+                # With another one there, the last of those that are over may go.
+                self.keys |= {key[0], *self.last_keys}
                 return
             case _:
                 self._touch_model(world, noun, key)
@@ -230,6 +238,7 @@ class StepIndex:
         self.jobs.update(world.jobs)
         self.files.update(world.files)
         self.adapters.update(world.unread_adapters)
+        self.keys.update(world.keys)
 
     def wake_jobs(self, model: str) -> None:
         """Jobs that wait for this model are to be looked at."""

@@ -13,6 +13,7 @@ from controlplane.domain import (
     idle,
     jobreports,
     jobs,
+    keys,
     reconcile,
     resting,
     shortage,
@@ -49,8 +50,9 @@ def next_decision(
     4. upkeep of a model something happened to, in order of names;
     5. a serve job's next step, in order of ids; 6. what is to be done with a file, in order of keys;
     7. what an adapter's files or its base make of it, in order of names;
-    8. the queue for room, in order of arrival;
-    9. an idle stop.
+    8. the end of a key that is over, in order of ids;
+    9. the queue for room, in order of arrival;
+    10. an idle stop.
 
     `commands` are in stream order, `reports` in the order they came in. With an `index`, kept by the caller from call to call, only what
     changed is looked at again; without one the answer is the same and takes longer.
@@ -86,9 +88,11 @@ def next_decision(
     if decision is None:
         decision = _adapters(scene)  # 7
     if decision is None:
-        decision = _queue(scene)  # 8
+        decision = _keys(scene)  # 8
     if decision is None:
-        decision = _idle(scene)  # 9
+        decision = _queue(scene)  # 9
+    if decision is None:
+        decision = _idle(scene)  # 10
     if decision is not None:
         return Step(decision=decision, stuck=_stuck(scene))
     return Step(wake_at=_wake_at(scene, standing_due), stuck=_stuck(scene))
@@ -173,6 +177,20 @@ def _adapters(scene: Scene) -> Decision | None:
     return None
 
 
+def _keys(scene: Scene) -> Decision | None:
+    """Looks after keys that something happened to, or whose time has come."""
+    index = scene.index
+    index.keys.update(index.key_wake.take(scene.now))
+    for id_ in sorted(index.keys):
+        decision = scene.checked(keys.look_after(scene, id_))
+        if decision is not None:
+            return decision
+        index.keys.discard(id_)
+        index.key_wake.set(id_, _ahead(scene, keys.due_at(scene, id_)))
+        (index.last_keys.add if keys.is_last(scene, id_) else index.last_keys.discard)(id_)
+    return None
+
+
 def _ahead(scene: Scene, at: datetime | None) -> datetime | None:
     """A time that has come was used just now. What could not be written then is looked at again when the log
     says something new of it, and not a hundred times a second."""
@@ -210,7 +228,7 @@ def _idle(scene: Scene) -> Decision | None:
 def _wake_at(scene: Scene, standing_due: datetime | None) -> datetime | None:
     index = scene.index
     times = [standing_due, index.queue_due, index.wake.next(), index.idle.next()]
-    times += [index.job_wake.next(), index.file_wake.next()]
+    times += [index.job_wake.next(), index.file_wake.next(), index.key_wake.next()]
     found = [at for at in times if at is not None]
     if not found:
         return None

@@ -18,6 +18,7 @@ from schemas.card import Card
 from schemas.commands import Outcome
 from schemas.file import BUSY_PHASES, File
 from schemas.job import Job
+from schemas.key import Key
 from schemas.leader import Leader, LeaderLine
 from schemas.model import Model
 from schemas.node import Node, NodeState
@@ -71,6 +72,7 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     files: dict[str, File] = field(default_factory=dict)
+    keys: dict[str, Key] = field(default_factory=dict)
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
     slots: dict[str, Slots] = field(default_factory=dict)
@@ -165,6 +167,8 @@ class World:
                     item.key[0],
                     isinstance(state, File) and any(c.phase in BUSY_PHASES for c in state.copies),
                 )
+            case "key":
+                _put(self.keys, item.key[0], state, Key)
             case "node":
                 _put(self.nodes, item.key[0], state, Node)
             case "card":
