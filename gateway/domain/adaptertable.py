@@ -10,6 +10,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from gateway.domain.aliases import take_out
 from schemas.adapter import Adapter
 from schemas.adapternames import pin_name, readings
 from schemas.slots import BadAdapter, Slot, Slots
@@ -21,6 +22,14 @@ class AdapterEntry(Struct, frozen=True, kw_only=True):
     adapter: Adapter
     created: datetime
     seq: int
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.adapter.aliases
 
     @property
     def pin(self) -> str:
@@ -113,17 +122,8 @@ class AdapterTable:
         self.aliases.update(dict.fromkeys(entry.adapter.aliases, name))
 
     def drop(self, name: str) -> None:
-        before = self.entries.pop(name, None)
+        take_out(self.entries, self.aliases, name)
         self._pins.pop(name, None)
-        for alias in () if before is None else before.adapter.aliases:
-            # An alias that moved to another adapter in the same batch belongs to that one now.
-            if self.aliases.get(alias) != name:
-                continue
-            claims = [e for e in self.entries.values() if alias in e.adapter.aliases]
-            if claims:
-                self.aliases[alias] = max(claims, key=lambda e: e.seq).adapter.name
-            else:
-                del self.aliases[alias]
 
     def fold_slots(self, replica: str, slots: Slots | None) -> None:
         """What one replica has loaded after an event; None: its aggregate ended."""

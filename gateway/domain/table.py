@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from events.log import Broken, Recorded
 from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
+from gateway.domain.aliases import take_out
 from gateway.domain.cards import CardRef, KnownCard, NodeCards
 from schemas.activation import Activation
 from schemas.adapter import Adapter
@@ -40,6 +41,14 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
     model: Model
     created: datetime
     seq: int
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.model.aliases
 
 
 class ActivationEntry(Struct, frozen=True, kw_only=True):
@@ -391,16 +400,7 @@ class Table:
         self.records[name] = RecordEntry(record=record, cleared_seq=cleared)
 
     def _drop_model(self, name: str) -> None:
-        before = self.models.pop(name, None)
-        for alias in () if before is None else before.model.aliases:
-            # An alias that moved to another model in the same batch belongs to that one now.
-            if self.aliases.get(alias) != name:
-                continue
-            claims = [e for e in self.models.values() if alias in e.model.aliases]
-            if claims:
-                self.aliases[alias] = max(claims, key=lambda e: e.seq).model.name
-            else:
-                del self.aliases[alias]
+        take_out(self.models, self.aliases, name)
         self._forget_routable(name)
 
     def _drop_replica(self, replica_id: str) -> None:
