@@ -233,18 +233,3 @@ def said_twice(failures: Iterable[BadAdapter]) -> BadAdapter | None:
 def rendezvous(adapter: str, replica: str) -> bytes:
     """The same order of replicas for an adapter on every gateway, another one for each adapter."""
     return blake2b(f"{adapter}\0{replica}".encode(), digest_size=8).digest()
-
-
-__all__ = [
-    "ALIKE",
-    "BUSY",
-    "AdapterAtFault",
-    "Chosen",
-    "Known",
-    "NoneLeft",
-    "Shun",
-    "choose",
-    "only_holder",
-    "rendezvous",
-    "said_twice",
-]
