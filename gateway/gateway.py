@@ -337,8 +337,11 @@ class Gateway:
             for replica_id, places in before.adapters.places.items():
                 after = table.adapters.places.get(replica_id)
                 self.desk.places_changed(replica_id, places, after)
-        for key in self.room.waited_for():
+        keys = self.room.waited_for()
+        for key in keys:
             self._settle(key)
+        # What became of adapters meanwhile is in the table and in no event.
+        self._refuse_adapters({model for model, _ in keys})
         for model in () if before is None else before.models.keys() - table.models.keys():
             self.on_model_gone(model)
         self.on_edge(True)

@@ -19,7 +19,7 @@ from tests.support.gateway_agent import (
     error,
     nothing_left,
 )
-from tests.support.gateway_world import an_adapter
+from tests.support.gateway_world import Story, an_adapter, folded
 from tests.support.gateway_yard import chat, memory_yard
 
 PATH = "/v1/chat/completions"
@@ -223,6 +223,34 @@ def test_an_adapter_that_is_removed_or_refused_while_its_base_starts_is_answered
                 assert reason in message
                 assert len(gateway.gateway.room) == 1
                 asked[2].cancel()
+
+    run(story())
+
+
+def test_an_adapter_that_is_refused_in_a_history_that_was_replaced_is_answered_then(
+    tmp_path: Path,
+) -> None:
+    """Its table is made anew beside the old one: no event tells what became of it."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model(max_loaded_adapters=4)
+            await yard.tell(yard.story.adapter())
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                asked = [
+                    asyncio.create_task(client.post(PATH, json=chat(n))) for n in ("poet", "m")
+                ]
+                await until(lambda: len(gateway.gateway.room) == 2, "two to wait")
+                world = Story()
+                base = world.model(max_loaded_adapters=4)
+                anew = folded(base, world.adapter(phase="refused", reason="rank 64 is above 16"))
+                gateway.gateway.install(anew, synced=True)
+                status, code, message = error(await asked[0])
+                assert (status, code) == (404, "model_not_found")
+                assert "rank 64 is above 16" in message
+                assert len(gateway.gateway.room) == 1, "its base is waited for as before"
+                asked[1].cancel()
 
     run(story())
 
