@@ -8,7 +8,7 @@ nowhere else. It never talks to an engine: loading is the agent's affair.
 import asyncio
 import logging
 from datetime import timedelta
-from typing import Final, assert_never
+from typing import Final, NoReturn, assert_never
 
 from events.log import LogError, Wire
 from gateway.activator import Spawn
@@ -188,7 +188,6 @@ class Adapters:
             if not gone and (name := self._unpinned(run, adapted)):
                 return name
             await self._unheard(replica, adapted, exchange)
-            return None
         if is_mine and answer.how == "loaded":
             seeking.began_load = True
         match answer.status:
@@ -232,7 +231,7 @@ class Adapters:
 
     async def _refused(
         self, replica: Replica, adapted: Adapted, answer: EnsureAnswer, exchange: Exchange
-    ) -> None:
+    ) -> NoReturn:
         """Raises Refused or Elsewhere: the adapter's own fault ends the request, the replica's only this try."""
         seeking = adapted.seeking
         log.info(
@@ -265,7 +264,7 @@ class Adapters:
         )
         raise Elsewhere
 
-    async def _unheard(self, replica: Replica, adapted: Adapted, exchange: Exchange) -> None:
+    async def _unheard(self, replica: Replica, adapted: Adapted, exchange: Exchange) -> NoReturn:
         """Nobody could say yes or no. Raises Elsewhere, or Refused when that has lasted."""
         seeking = adapted.seeking
         now_s = self._gateway.clock.now_s()
