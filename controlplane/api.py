@@ -19,7 +19,7 @@ from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryPara
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
-from controlplane import place_api, serve_api
+from controlplane import keyviews, place_api, serve_api
 from controlplane.api_version import program_version
 from controlplane.doctor import Doctor
 from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
@@ -123,6 +123,13 @@ KINDS: Final = (
         id_help="The key of the file.",
     ),
     Kind(
+        path="keys",
+        noun="key",
+        one=bodies.KeyOne,
+        many=bodies.KeyList,
+        id_help="The id of the key, or its name.",
+    ),
+    Kind(
         path="commands",
         noun="command",
         one=bodies.OutcomeOne,
@@ -214,6 +221,8 @@ async def _with_standing(model: ReadModel, entries: Sequence[Entry]) -> list[byt
 async def _texts(kind: Kind, model: ReadModel, entries: Sequence[Entry]) -> list[bytes]:
     if kind.noun == "node":
         return await _with_standing(model, entries)
+    if kind.noun == "key":
+        entries = keyviews.shown(entries)
     return [_json_of(entry) for entry in entries]
 
 
@@ -249,6 +258,9 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
         entry, position = await model.entry(kind.noun, name)
         if entry is None and kind.noun == "activation":
             entry, position = await model.entry(kind.noun, f"{name}/any")
+        if entry is None and kind.noun == "key":
+            keys, position = await model.entries(kind.noun)
+            entry = keyviews.named(keys, name, utc_now())
         if entry is None:
             raise Refusal(404, "not_found", f"there is no {kind.noun} {name!r}", position)
         return _answer((await _texts(kind, model, [entry]))[0], position)

@@ -14,6 +14,7 @@ from schemas.card import Card
 from schemas.commands import Outcome
 from schemas.file import File
 from schemas.job import FileSet, Job, MemoryEstimate
+from schemas.key import Priority
 from schemas.model import Model
 from schemas.node import Node, NodeState
 from schemas.placement import Candidate
@@ -84,6 +85,24 @@ class FileView(File, frozen=True, kw_only=True):
     event: StateEvent
 
 
+class KeyView(Struct, frozen=True, kw_only=True):
+    """A key as `schemas.key.Key` has it, without the hash of its secret."""
+
+    id: str
+    name: str
+    created_at: datetime
+    event: StateEvent
+    by: str = ""
+    models: tuple[str, ...] = ()
+    may_activate: bool = False
+    rpm: int = 0
+    tpm: int = 0
+    parallel: int = 0
+    priority: Priority = "normal"
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
 class ModelList(Struct, frozen=True, kw_only=True):
     data: tuple[ModelView, ...]
     applied_seq: int
@@ -151,6 +170,16 @@ class ActivationList(Struct, frozen=True, kw_only=True):
 
 class ActivationOne(Struct, frozen=True, kw_only=True):
     data: ActivationView
+    applied_seq: int
+
+
+class KeyList(Struct, frozen=True, kw_only=True):
+    data: tuple[KeyView, ...]
+    applied_seq: int
+
+
+class KeyOne(Struct, frozen=True, kw_only=True):
+    data: KeyView
     applied_seq: int
 
 

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.ctl.connect import USER
-from controlplane.ctl.failures import CtlError, NotKnownYet, RejectedByYard, Unreachable
+from controlplane.ctl.failures import (
+    CtlError,
+    NotKnownYet,
+    RejectedByYard,
+    SentPerhaps,
+    Unreachable,
+)
 from events.ids import new_id
 from events.log import Batch, EventLog, Follower, LogError, LogFull, Recorded, Unavailable
 from events.subjects import event_subject
@@ -77,7 +83,7 @@ def accepted(outcome: Outcome, explain: Explain = plain) -> Outcome:
 
 def _lost(log: EventLog, command: str) -> CtlError:
     if not log.connected:
-        return Unreachable(
+        return SentPerhaps(
             "NATS went away while the command was being sent",
             f"whether it was stored is not known: yardctl command wait {command}",
         )

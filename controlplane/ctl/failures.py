@@ -43,3 +43,7 @@ class Unreachable(CtlError):
     """Neither the API nor NATS answers where it should."""
 
     code = EXIT_UNREACHABLE
+
+
+class SentPerhaps(Unreachable):
+    """NATS went away while a command was being sent: it may have been stored, and be carried out."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import rich_click as click
 
-from controlplane.ctl import acts, adapters_cli, cards_cli, reads, serve_cli, tail
+from controlplane.ctl import acts, adapters_cli, cards_cli, keys_cli, reads, serve_cli, tail
 from controlplane.ctl.connect import Place, find_place, open_api, open_log, open_wire
 from controlplane.ctl.failures import (
     EXIT_DONE,
@@ -36,6 +36,7 @@ click.rich_click.COMMAND_GROUPS = {
     "yardctl": [
         {"name": "The yard", "commands": ["up", "init", "status", "doctor", "events"]},
         {"name": "The catalog", "commands": ["model", "apply", "adapter"]},
+        {"name": "Who may ask", "commands": ["key"]},
         {"name": "From a registry", "commands": ["job", "mirror", "registry"]},
         {"name": "What runs", "commands": ["replica", "node", "command"]},
         {"name": "Cards", "commands": ["card", "lease", "run", "claim", "vm", "place"]},
@@ -491,6 +492,15 @@ serve_cli.register(
     cli, model, output=OUTPUT, timeout=TIMEOUT, place_of=place_of, run=run, reading=reading
 )
 adapters_cli.register(
+    cli,
+    output=OUTPUT,
+    timeout=TIMEOUT,
+    duration=DURATION,
+    place_of=place_of,
+    run=run,
+    reading=reading,
+)
+keys_cli.register(
     cli,
     output=OUTPUT,
     timeout=TIMEOUT,

@@ -23,6 +23,7 @@ from events.subjects import EVT
 from schemas.activation import Activation
 from schemas.adapter import Adapter
 from schemas.api import EventLine, GapLine
+from schemas.key import Key
 from schemas.messages import TYPE_PREFIX, tag_of
 from schemas.replica import Replica
 from schemas.slots import Slots
@@ -158,6 +159,8 @@ def _details(item: Recorded) -> str:
         parts.append(item.state.model)
     elif isinstance(item.state, Adapter):
         parts.append(f"of {item.state.base}")
+    elif isinstance(item.state, Key):
+        parts.append(item.state.name)
     if item.event is None or tag_of(item.event) != short(item):
         return " ".join(parts)
     for name in item.event.__struct_fields__:

@@ -21,7 +21,7 @@ from controlplane.domain.quantities import show_bytes
 from controlplane.domain.scene import Scene
 from schemas import codes
 from schemas.commands import KeyChange, KeyCreate, KeyRevoke, Problem
-from schemas.key import Key, KeyChanged, KeyCreated, KeyDeleted, KeyEvent, KeyRevoked
+from schemas.key import KEY_PREFIX, Key, KeyChanged, KeyCreated, KeyDeleted, KeyEvent, KeyRevoked
 
 KeyCommand = KeyCreate | KeyChange | KeyRevoke
 
@@ -65,13 +65,20 @@ def over_at(key: Key) -> datetime | None:
 
 def find(keys: Mapping[str, Key], said: str, now: datetime) -> Key | None:
     """The key with this id or name. Of several with the name, the one that is not over, else the newest."""
-    by_id = keys.get(said)
+    by_id = keys.get(_id_of(said))
     if by_id is not None:
         return by_id
     called = [key for key in keys.values() if key.name == said]
     return max(
         called, key=lambda key: (not is_over(key, now), key.created_at, key.id), default=None
     )
+
+
+def _id_of(said: str) -> str:
+    """The id, where somebody gave the whole key."""
+    if said.startswith(f"{KEY_PREFIX}_"):
+        return said.split("_", 2)[1]
+    return said
 
 
 def look_after(scene: Scene, id_: str) -> Decision | None:
@@ -147,7 +154,7 @@ def _create(scene: Scene, actor: str, asked_at: datetime, body: KeyCreate) -> Ac
     )
     before = scene.world.keys.get(body.id)
     if before is not None and not is_over(before, scene.now) and _is_same(before, made):  # 2
-        return Accepted(sentence=f"the key {made.name!r} ({made.id}) is there already")
+        return _as_before(scene, before, f"the key {made.name!r} ({made.id}) is there already")
     if before is not None or scene.world.head("key", body.id).seq > 0:  # 3
         sentence = f"the id {body.id!r} is of another key, or of one that is over; take a new one"
         return Rejected(code=codes.EXISTS, sentence=sentence)
@@ -213,7 +220,7 @@ def _change(scene: Scene, actor: str, asked_at: datetime, body: KeyChange) -> Ac
         field for field in Key.__struct_fields__ if getattr(after, field) != getattr(key, field)
     )
     if not fields:
-        return Accepted(sentence=f"the key {key.name!r} is as asked for already")
+        return _as_before(scene, key, f"the key {key.name!r} ({key.id}) is as asked for already")
     if is_over(key, scene.now) and not is_over(after, scene.now):
         taken = _taken(scene, after)
         if taken is not None:
@@ -234,12 +241,16 @@ def _revoke(scene: Scene, actor: str, body: KeyRevoke) -> Accepted | Rejected:
     if key is None:
         return _not_found(scene, body.key)
     if key.revoked_at is not None:
-        return Accepted(sentence=f"the key {key.name!r} ({key.id}) was revoked already")
+        return _as_before(scene, key, f"the key {key.name!r} ({key.id}) was revoked already")
     # Clocks of two leaders may differ; a key is not over before it was made.
     at = max(scene.now, key.created_at)
     said = f"the key {key.name!r} ({key.id}) is revoked"
     changed = _changed(replace(key, revoked_at=at), KeyRevoked(by=actor), f"revoked by {actor}")
     return Accepted(changes=(changed,), sentence=said)
+
+
+def _as_before(scene: Scene, key: Key, sentence: str) -> Accepted:
+    return Accepted(sentence=sentence, refs=(scene.world.subject("key", key.id),))
 
 
 def _written(
@@ -279,7 +290,8 @@ def _not_found(scene: Scene, said: str) -> Rejected:
     known = [key.name for key in scene.world.keys.values() if not is_over(key, scene.now)]
     near = get_close_matches(said, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return Rejected(code=codes.NOT_FOUND, sentence=f"there is no key {said!r}{hint}")
+    # A whole key is not repeated: its secret would be in the log.
+    return Rejected(code=codes.NOT_FOUND, sentence=f"there is no key {_id_of(said)!r}{hint}")
 
 
 def _after(at: datetime, seconds: float) -> datetime:
@@ -295,6 +307,8 @@ def _identity_problems(body: KeyCreate) -> Iterable[Problem]:
     if ID.fullmatch(body.id) is None:
         yield Problem(path="id", sentence="expected 12 characters of a-z and 2-7")
     wrong = name_problem(body.name)
+    if not wrong and body.name.startswith(f"{KEY_PREFIX}_"):
+        wrong = f"expected a name, got what begins like a key; no name begins with {KEY_PREFIX}_"
     if wrong:
         yield Problem(path="name", sentence=wrong)
     if HASH.fullmatch(body.hash) is None:
