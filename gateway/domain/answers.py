@@ -27,6 +27,10 @@ Code = Literal[
     "draining",
     "yard_unavailable",
     "engine_error",
+    "invalid_api_key",
+    "key_not_allowed",
+    "key_may_not_activate",
+    "rate_limit_exceeded",
     "route_not_forwarded",
     "not_found",
     "method_not_allowed",
@@ -36,9 +40,9 @@ Code = Literal[
     "internal_error",
 ]
 
-RetryRule = Literal["none", "fixed", "load", "backoff", "holders"]
+RetryRule = Literal["none", "fixed", "load", "backoff", "holders", "limit"]
 """Where Retry-After comes from: nowhere, the table, the time left of this load, the next allowed start,
-or the measured loads of the replicas whose room is waited for."""
+the measured loads of the replicas whose room is waited for, or when the key's limit has room again."""
 
 RETRY_MIN_S: Final = 1
 RETRY_MAX_S: Final = 60
@@ -75,6 +79,12 @@ CODES: Final[dict[Code, Row]] = {
         status=503, type=_UNAVAILABLE, retry="fixed", retry_s=5, should_retry=True
     ),
     "engine_error": Row(status=502, type="engine_error", should_retry=True),
+    "invalid_api_key": Row(status=401, type="authentication_error", should_retry=False),
+    "key_not_allowed": Row(status=403, type="permission_error", should_retry=False),
+    "key_may_not_activate": Row(status=403, type="permission_error", should_retry=False),
+    "rate_limit_exceeded": Row(
+        status=429, type="rate_limit_error", retry="limit", should_retry=True
+    ),
     "route_not_forwarded": Row(status=403, type="permission_error", should_retry=False),
     "not_found": Row(status=404, type=_INVALID, should_retry=False),
     "method_not_allowed": Row(status=405, type=_INVALID, should_retry=False),
@@ -102,8 +112,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     should_retry: bool | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Retry-After and x-should-retry; openai-python obeys the second before the status."""
+        """Retry-After and x-should-retry; openai-python obeys the second before the status. A 401 says how to
+        present a key."""
         found: list[tuple[bytes, bytes]] = []
+        if self.status == 401:
+            found.append((b"www-authenticate", b"Bearer"))
         if self.retry_after_s is not None:
             found.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.should_retry is not None:

@@ -12,12 +12,14 @@ from msgspec import Struct
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.cards import NodeCards
 from gateway.domain.table import ActivationEntry, ModelEntry, RecordEntry, Table
+from schemas.key import Key
 from schemas.node import NodeState
 from schemas.replica import Replica
 from schemas.slots import Slots
 
-FORMAT: Final = 1
-"""Grows when the file's meaning changes; another number is treated like no file."""
+FORMAT: Final = 2
+"""Grows when the file's meaning changes; another number is treated like no file. One of format 1 tells nothing of keys:
+served from it, a yard that asks for one would be open."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -35,6 +37,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeCards, ...] = ()
     adapters: tuple[AdapterEntry, ...] = ()
     slots: tuple[Slots, ...] = ()
+    keys: tuple[Key, ...] = ()
+    unreadable_keys: tuple[str, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -58,6 +62,8 @@ def take(table: Table, *, stream_id: str, stream_created: str) -> Snapshot:
         nodes=tuple(n for _, n in sorted(table.nodes.items())),
         adapters=tuple(e for _, e in sorted(table.adapters.entries.items())),
         slots=tuple(p.slots for _, p in sorted(table.adapters.places.items())),
+        keys=tuple(k for _, k in sorted(table.keys.keys.items())),
+        unreadable_keys=tuple(sorted(table.keys.unreadable)),
     )
 
 
@@ -81,6 +87,10 @@ def restore(snapshot: Snapshot) -> Table:
         table.adapters.put(adapter)
     for slots in snapshot.slots:
         table.adapters.fold_slots(slots.replica, slots)
+    for key in snapshot.keys:
+        table.keys.put(key)
+    for id in snapshot.unreadable_keys:
+        table.keys.not_read(id)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Folds the log's events into what a request needs to know: names, ready replicas, activations, records, adapters.
+"""Folds the log's events into what a request needs to know: names, ready replicas, activations, records, adapters, keys.
 
 The one mutable thing of the gateway's domain: its follower owns it and applies events in stream order;
 everybody else only reads. It must not ask a clock, do I/O or remember anything about requests, so that
@@ -15,9 +15,11 @@ from events.log import Broken, Recorded
 from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
 from gateway.domain.aliases import take_out
 from gateway.domain.cards import CardRef, KnownCard, NodeCards
+from gateway.domain.keytable import KeyTable
 from schemas.activation import Activation
 from schemas.adapter import Adapter
 from schemas.cardnames import ANY_SCOPE, scope_of
+from schemas.key import Key
 from schemas.model import Model
 from schemas.node import Node, NodeState
 from schemas.record import Record, RecordCleared
@@ -25,7 +27,7 @@ from schemas.replica import TERMINAL_PHASES, Replica
 from schemas.slots import Slots
 
 NOUNS: frozenset[str] = frozenset(
-    {"model", "adapter", "activation", "replica", "slots", "record", "node", "nodestate"}
+    {"model", "adapter", "activation", "replica", "slots", "record", "node", "nodestate", "key"}
 )
 """What this table is made of; the gateway follows these subjects and no others."""
 
@@ -129,6 +131,7 @@ class Table:
     nodes: dict[str, NodeCards] = field(default_factory=dict)
     nodestates: dict[str, NodeState] = field(default_factory=dict)
     adapters: AdapterTable = field(default_factory=AdapterTable)
+    keys: KeyTable = field(default_factory=KeyTable)
     broken: dict[str, str] = field(default_factory=dict)
     unknown_events: int = 0
     _of_model: dict[str, dict[str, Replica]] = field(default_factory=dict)
@@ -253,9 +256,13 @@ class Table:
         self.position = item.seq
         if isinstance(item, Broken):  # 2
             self.broken[item.subject] = item.why
-            return None if item.previous is None else self._fold(item.previous, known=False)
+            if item.previous is not None:
+                return self._fold(item.previous, known=False)
+            self._not_read(item.subject)
+            return None
         if item.problem is not None:  # 3
             self.unknown_events += 1
+            self._not_read(item.subject)
             return None
         if item.noun in IGNORED_NOUNS:  # 4
             return None
@@ -265,6 +272,12 @@ class Table:
     def advance(self, position: int) -> None:
         """Nothing of interest was stored up to `position`."""
         self.position = max(self.position, position)
+
+    def _not_read(self, subject: str) -> None:
+        """Nothing is known of a key but that there is one: a yard must not open because of that."""
+        _, *rest = subject.split(".")
+        if rest[:2] == ["evt", "key"]:
+            self.keys.not_read(rest[-1])
 
     def _fold(self, item: Recorded, *, known: bool) -> Change | None:
         """`known` False: an older event of a subject whose newest is broken; kept only when we have none."""
@@ -341,6 +354,16 @@ class Table:
                     self.nodes.pop(node, None)
                 self._forget_cards()
                 return NodeTouched(seq=item.seq, node=node)
+            case "key":
+                # Whoever was let in stays; who comes next is judged by what the table says then.
+                id = item.key[0]
+                if not known and id in self.keys.keys:
+                    return None
+                if isinstance(state, Key):
+                    self.keys.put(state)
+                else:
+                    self.keys.drop(id)
+                return None
             case "nodestate":
                 node = item.key[0]
                 if not known and node in self.nodestates:

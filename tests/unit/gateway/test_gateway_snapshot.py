@@ -59,8 +59,8 @@ def test_another_file_is_no_snapshot(raw: bytes) -> None:
 
 def test_a_snapshot_of_another_format_says_which() -> None:
     snapshot = take(a_table(), stream_id="s", stream_created="c")
-    raw = encode(snapshot).replace(b'"format":1', b'"format":2')
-    with pytest.raises(BadSnapshot, match="format 2, this program reads 1"):
+    raw = encode(snapshot).replace(b'"format":2', b'"format":1')
+    with pytest.raises(BadSnapshot, match="format 1, this program reads 2"):
         decode(raw)
 
 
