@@ -213,7 +213,7 @@ class Adapters:
                     seeking.full_since_s = began_s
                 waited_s = now_s - seeking.full_since_s
                 if waited_s >= gateway.wait_s:
-                    raise Refused(no_place(seeking.name, waited_s))
+                    raise Refused(no_place(seeking.name, waited_s, answer.sentence))
                 if seeking.put_off(replica.id, adapted.others) and now_s - began_s < PAUSE_S:
                     if answer.code == codes.IN_USE:
                         await self._step_back(replica, adapted, exchange)

@@ -16,7 +16,7 @@ from nodeagent.domain import pins
 from nodeagent.domain.adapterfiles import set_of
 from nodeagent.domain.badloads import Bads
 from nodeagent.domain.pins import Pins
-from nodeagent.domain.slotasks import LONGEST_WAIT_S, wrong_with
+from nodeagent.domain.slotasks import LONGEST_WAIT_S, waits_for, wrong_with
 from nodeagent.domain.slots import Hit, Join, Load, Refuse, Wait
 from nodeagent.drivers.driver import Driver
 from nodeagent.slots import HOLDING, LOOK_S, NOT_HERE, Bell, ReplicaSlots, SlotTools
@@ -220,7 +220,8 @@ class SlotDesk:
                 return EnsureAnswer(status="loading", how=how)
             case Wait(why=why):
                 code = codes.IN_USE if why == "leaving" else ""
-                return EnsureAnswer(status="waiting", how=how, code=code)
+                sentence = waits_for(replica.state, why)
+                return EnsureAnswer(status="waiting", how=how, code=code, sentence=sentence)
             case Refuse():
                 return _refused(verdict)
             case _:

@@ -39,7 +39,8 @@ Outcome = Literal["hit", "joined", "loaded"]
 class EnsureAnswer(Struct, frozen=True, kw_only=True):
     """`ready`: it is loaded under `engine_name` and pinned for the asker. `loading`: a load is under way; `waiting`:
     every place is in use; ask again in both cases. `waiting` with `in_use`: a person has it unloaded, which waits for
-    the end of its uses; whoever asks counts on it no more, and asks again. `refused`: `whose` fault, `code`, `sentence`, and when it may be
+    the end of its uses; whoever asks counts on it no more, and asks again. `sentence` of a waiting one says what for, where
+    that is not that every place is in use. `refused`: `whose` fault, `code`, `sentence`, and when it may be
     tried again there. `not_here`: this replica is not ready, or not this agent's.
     """
 

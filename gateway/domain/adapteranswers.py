@@ -69,11 +69,12 @@ def not_loaded(name: str, sentence: str, *, until: datetime | None, now: datetim
     )
 
 
-def no_place(name: str, waited_s: float) -> Answer:
-    """Every place in every replica was in use for as long as a request may wait."""
+def no_place(name: str, waited_s: float, why: str = "") -> Answer:
+    """There was no place in any replica for as long as a request may wait; `why` is what the last one asked said, if
+    it is another reason than that every place is in use."""
     return answer(
         "no_capacity",
-        f"The adapter {name!r} waited {waited_s:.0f} s for a place: every one is in use.",
+        f"The adapter {name!r} waited {waited_s:.0f} s for a place: {why or 'every one is in use'}.",
         retry_s=waited_s / 4,
     )
 

@@ -5,9 +5,9 @@ None of it is the adapter's fault: whoever asks, or this agent, may know an olde
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
-from nodeagent.domain.slots import Place, Refuse, Why
+from nodeagent.domain.slots import Place, Refuse, State, Why
 from schemas import codes
 from schemas.adapter import Adapter
 from schemas.adapternames import pin_name
@@ -33,6 +33,15 @@ def wrong_with(name: str, version: str, adapter: Adapter | None, replica: Replic
     if version and pin_name(name, version) != pin_name(name, adapter.version):  # 4
         return _refuse(f"this node knows version {adapter.version} of {name}, not {version}")
     return None
+
+
+def waits_for(state: State, why: Literal["leaving", "room"]) -> str:
+    """What an ask without a place waits for, within a sentence; empty: every place is in use."""
+    if why == "leaving":
+        return "it is being unloaded"
+    if any(place.phase == "unloading" for place in state.places.values()):
+        return "another one is being unloaded"
+    return ""
 
 
 def is_pinned(name: str, adapter: Adapter | None, replica: Replica) -> bool:

@@ -189,7 +189,7 @@ def test_scn_d7_when_every_place_is_in_use_it_waits_and_the_wait_ends(tmp_path: 
                 answer = await client.post(PATH, json=chat("poet"))
                 status, code, message = error(answer)
                 assert (status, code) == (503, "no_capacity")
-                assert "in use" in message
+                assert message.endswith("for a place: every one is in use.")
                 assert answer.headers["x-should-retry"] == "true"
                 # All of them were asked, and not in a loop without a pause.
                 assert {a.replica for a in made.asks} == {"r-1", "r-2"}
@@ -197,6 +197,25 @@ def test_scn_d7_when_every_place_is_in_use_it_waits_and_the_wait_ends(tmp_path: 
                 made.answers = [waiting]
                 answer = await client.post(PATH, json=chat("poet"))
                 assert answer.status_code == 200
+            nothing_left(gateway)
+
+    run(story())
+
+
+def test_what_it_waits_for_is_told_as_its_agent_says_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made, "r-1")
+            gateway = await yard.gateway(wait_s=0.3)
+            made.answers = [
+                EnsureAnswer(status="waiting", code="in_use", sentence="it is being unloaded")
+            ] * 50
+            async with yard.client(gateway) as client:
+                answer = await client.post(PATH, json=chat("poet"))
+            status, code, message = error(answer)
+            assert (status, code) == (503, "no_capacity")
+            assert message.startswith("The adapter 'poet' waited ")
+            assert message.endswith(" s for a place: it is being unloaded.")
             nothing_left(gateway)
 
     run(story())

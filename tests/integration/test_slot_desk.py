@@ -196,7 +196,7 @@ def test_scn_d7_with_all_in_use_asks_wait_for_a_bounded_time_and_get_the_first_f
             await yard.have(name)
         yard.beat({"a": 1, "b": 1})
         waiting = await yard.ask("c", wait_s=0.1)
-        assert waiting.status == "waiting"
+        assert (waiting.status, waiting.sentence) == ("waiting", "")
         assert yard.loaded() == {"a", "b"}
         ask = asyncio.ensure_future(yard.ask("c", wait_s=5.0))
         await asyncio.sleep(0)
@@ -281,7 +281,9 @@ def test_req_bugb8_a_slow_unload_takes_nothing_from_the_loads_time(tmp_path):
         ask = asyncio.ensure_future(yard.ask("b", wait_s=5.0))
         await yard.until(lambda: yard.engine.names("unload") == ["a"], "the unload")
         waiting = await yard.ask("b", "g2", wait_s=0.2)
-        assert waiting.status == "waiting"
+        assert (waiting.status, waiting.sentence) == ("waiting", "another one is being unloaded")
+        leaving = await yard.ask("a", "g2", wait_s=0.1)
+        assert (leaving.status, leaving.sentence) == ("waiting", "it is being unloaded")
         yard.engine.unload_gate.set()
         assert (await ask).status == "ready"
         assert asked == [QUICK.load_s]
