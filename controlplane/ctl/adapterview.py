@@ -82,6 +82,8 @@ def adapter_rows(
 
 
 def _row(adapter: Row, able: set[str], has: set[str], now: datetime) -> Row:
+    # A refused one is loaded nowhere, unless it was ready before.
+    counts = bool(has & able) or (bool(able) and adapter["phase"] != "refused")
     return {
         "adapter": adapter["name"],
         "base": adapter["base"],
@@ -89,7 +91,7 @@ def _row(adapter: Row, able: set[str], has: set[str], now: datetime) -> Row:
         "rank": str(adapter.get("rank") or "-"),
         "size": size(adapter.get("bytes")),
         "pinned": "yes" if adapter.get("pinned") else "-",
-        "loaded": f"{len(has & able)}/{len(able)}" if able else "-",
+        "loaded": f"{len(has & able)}/{len(able)}" if counts else "-",
         "aliases": ", ".join(adapter.get("aliases", ())),
         "since": age(adapter.get("since"), now),
         "why": coded(adapter.get("reason", ""), adapter.get("code", "")),

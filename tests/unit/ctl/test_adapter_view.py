@@ -69,6 +69,16 @@ def test_what_a_replica_that_answers_nobody_had_loaded_does_not_count(phase: str
     assert adapterview.place_lines("sql", told, [replica("r-1", phase)], NOW) == []
 
 
+def test_a_refused_one_is_not_counted_where_it_never_can_be() -> None:
+    refused, able = {**ROW, "phase": "refused"}, [replica("r-1")]
+    (row,) = adapterview.adapter_rows([refused], [slots("r-1", slot("other"))], able, NOW)
+    assert row["loaded"] == "-"
+    (row,) = adapterview.adapter_rows([refused], [slots("r-1", slot())], able, NOW)
+    assert row["loaded"] == "1/1", "it was ready before, and leaves"
+    (row,) = adapterview.adapter_rows([ROW], [slots("r-1", slot("other"))], able, NOW)
+    assert row["loaded"] == "0/1"
+
+
 def test_a_refused_one_says_why_in_one_line() -> None:
     row = {**ROW, "phase": "refused", "code": "rank_too_high", "reason": "rank 64,\n16 allowed"}
     (told,) = adapterview.adapter_rows([row], [], [], NOW)
