@@ -92,15 +92,3 @@ class Catalog:
     @property
     def adapters(self) -> Mapping[str, Adapter]:
         return self.adapter_shelf.states
-
-    def adapters_of(self, base: str) -> tuple[Adapter, ...]:
-        """The adapters of the model that has this name now, in their order."""
-        model = self.models.get(base)
-        if model is None:
-            return ()
-        found = (
-            adapter
-            for adapter in self.adapters.values()
-            if adapter.base == base and adapter.base_incarnation == model.incarnation
-        )
-        return tuple(sorted(found, key=lambda adapter: (adapter.order, adapter.name)))

@@ -210,17 +210,6 @@ def uses_in(pins: Pins, replica: str, at: float) -> dict[str, Use]:
     return found
 
 
-def next_end(pins: Pins, at: float) -> float | None:
-    """When the next pin runs out that stands at `at`; None: there is none."""
-    ends = [
-        pin.until
-        for gateway in pins.gateways.values()
-        for _, _, pin in _each(gateway.pins)
-        if at < pin.until
-    ]
-    return min(ends, default=None)
-
-
 def _newest(pins: Pins) -> dict[str, str]:
     """The incarnation of each gateway that was heard last."""
     newest: dict[str, Gateway] = {}

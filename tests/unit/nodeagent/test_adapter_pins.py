@@ -46,9 +46,7 @@ def test_a_listed_pin_runs_out_keep_s_after_the_last_beacon_that_lists_it():
     assert uses_in(pins, "r-1", 11.0)["a@1"].used_at == 7.0
     pins = hear(pins, 20.0, 2, {"a@1": Pin(0, 13.0)})
     assert "a@1" in uses_in(pins, "r-1", 49.9)
-    assert p.next_end(pins, 30.0) == 50.0
     assert uses_in(pins, "r-1", 50.0)["a@1"].gateways == ()
-    assert p.next_end(pins, 50.0) is None
 
 
 def test_a_beacon_older_than_the_last_says_nothing():

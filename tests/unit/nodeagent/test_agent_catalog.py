@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from events.log import Broken
 from nodeagent.domain.catalog import Catalog, Shelf
 from schemas.adapter import Adapter
-from tests.support.adapter_files import a_base, a_batch, an_adapter, names_of, told
+from tests.support.adapter_files import a_base, a_batch, an_adapter, told
 
 A, B = an_adapter("a"), an_adapter("b")
 
@@ -84,16 +84,11 @@ def test_what_nobody_can_read_leaves_what_was_said_before():
     assert fresh.states == {"a": A}
 
 
-def test_adapters_belong_to_the_model_that_has_their_bases_name_now():
+def test_the_catalog_is_read_once_both_of_its_nouns_are():
     catalog = Catalog()
     assert not catalog.synced
     catalog.model_shelf.take(a_batch(told("model", "m", a_base("m"))))
     assert not catalog.synced
-    other = replace(B, base_incarnation="i-earlier")
-    late = an_adapter("late", order=2)
-    first = an_adapter("zz", order=1)
-    states = (A, other, late, first, an_adapter("x", base="gone"))
-    catalog.adapter_shelf.take(a_batch(*(told("adapter", s.name, s) for s in states)))
+    catalog.adapter_shelf.take(a_batch(told("adapter", "a", A)))
     assert catalog.synced
-    assert names_of(catalog.adapters_of("m")) == ["a", "zz", "late"]
-    assert catalog.adapters_of("gone") == ()
+    assert (list(catalog.models), dict(catalog.adapters)) == (["m"], {"a": A})
