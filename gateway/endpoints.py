@@ -18,7 +18,7 @@ from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.http_rules import engine_request_headers
-from gateway.domain.model_rewrite import Span, named_model_spans
+from gateway.domain.model_rewrite import Span, named_model_spans, patch
 from gateway.domain.request_fields import FieldsProblem, read_fields
 from gateway.domain.routing import Loss, after_loss
 from gateway.gateway import Asked, Gateway, Run
@@ -28,7 +28,7 @@ from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.messages import JSON_TYPE, Request, Responder
-from gateway.http.outgoing import Outgoing
+from gateway.http.outgoing import INLINE_BODY, Outgoing
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
@@ -105,13 +105,21 @@ class Sending:
             self._spans = named_model_spans(await self.request.body.read_all())
         return self._spans
 
-    async def make(self, model: str) -> Outgoing:
+    async def make(self, model: str, *, waits: bool = False) -> Outgoing:
         """What an engine that serves `model` under that name is sent, but for its key; an alias becomes the
-        catalog's name, an adapter's the engine-side one."""
+        catalog's name, an adapter's the engine-side one. `waits`: it does not go out at once."""
         request = self.request
-        body: BodySource = request.body
+        body: bytes | BodySource = request.body
         if self.name != model:
-            body = PatchedBody(request.body, await self.spans(), msgspec.json.encode(model))
+            value = msgspec.json.encode(model)
+            whole = request.body.in_memory()
+            if waits or whole is None or len(whole) > INLINE_BODY:
+                # What waits keeps no second copy of its body.
+                body = PatchedBody(request.body, await self.spans(), value)
+            else:
+                if self._spans is None:
+                    self._spans = named_model_spans(whole)
+                body = patch(whole, self._spans, value)
         query = request.query.decode("latin-1")
         target = f"{self.path}?{query}" if query else self.path
         # The body is JSON whatever its label said.
@@ -120,6 +128,12 @@ class Sending:
         self._made = made = Outgoing("POST", target, headers, body)
         self._made_for = model
         return made
+
+    def release(self) -> None:
+        """It is sent to nobody any more: gives back what it keeps of the request's body."""
+        self._made = None
+        self._made_for = ""
+        self.request.body.release()
 
 
 class _Lost(Exception):
@@ -286,7 +300,7 @@ class Inference:
                 # Under which name its engine will serve the adapter is not known yet.
                 await sending.spans()
             elif sending.made(model.name) is None:
-                await sending.make(model.name)
+                await sending.make(model.name, waits=True)
             outcome = await ticket.outcome
         except BaseException:
             gateway.leave(ticket)
@@ -343,7 +357,7 @@ class Inference:
                 nonlocal used
                 used = run.has_byte = True
                 # From here on it can go nowhere else, so nobody will send the body again.
-                sending.request.body.release()
+                sending.release()
                 timeline.mark("first_byte", clock.now_s())
 
             relayed = await respond.relay(

@@ -82,7 +82,10 @@ async def relay(
             if (body := response.take_whole()) is not None:
                 return _relay_whole(client, response, body, headers, before_first_byte)
         elif not response.sse and 0 < response.framing <= MAX_HELD:
-            body = replace_model(await _read_whole(response), model)
+            body = response.take_whole()
+            if body is None:
+                body = await _read_whole(response)
+            body = replace_model(body, model)
             return _relay_whole(client, response, body, headers, before_first_byte)
         return await _Relay(client, response, headers, model, before_first_byte).run()
     finally:
@@ -96,9 +99,6 @@ async def _read_whole(response: EngineResponse) -> bytes:
 
     Rewriting it in one go costs a fifth of rewriting it as it comes, and one that breaks off may go elsewhere.
     """
-    body = response.take_whole()
-    if body is not None:
-        return body
     try:
         return await response.read(response.framing)
     except EngineError as problem:
