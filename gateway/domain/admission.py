@@ -23,6 +23,7 @@ from gateway.domain.answers import (
 from gateway.domain.cards import CardRef
 from gateway.domain.demand import is_pending, is_refused
 from gateway.domain.oncards import is_served, missing_card, no_card_of, not_served
+from gateway.domain.places import OURS
 from gateway.domain.table import ActivationEntry, Table
 from schemas.activation import Activation
 from schemas.cardnames import ANY_SCOPE
@@ -81,8 +82,8 @@ def admit(
        replica may load (yet) is told so, and starts nothing
     4. the model is off: `model_off`, and never anything that could start it
     5. a ready replica (on that card) that answers this gateway and publishes the path: routed; when it
-       is only the path that is missing, waiting would not help: `route_not_forwarded`. For an adapter
-       only those that load some
+       is only the path that is missing, waiting would not help: `endpoint_not_supported`, and
+       `route_not_forwarded` for what is no endpoint of the gateway's. For an adapter only those that load some
     6. the model was given up or refused, and that stands: that code, at once
     7. it is being brought up: wait
     8. NATS is away, so nobody can be asked to start it: `yard_unavailable`, unless a replica is
@@ -125,7 +126,7 @@ def admit(
     if ready:  # 5
         publishing = tuple(r for r in ready if path in r.paths)
         if not publishing:
-            return answer("route_not_forwarded", f"The model {model.name!r} does not serve {path}.")
+            return _not_published(model.name, path)
         return Route(model=model, candidates=publishing, adapter=adapter)
     entry = table.activation(model.name, scope)
     refused = standing_refusal(table, model.name, entry, now)
@@ -208,6 +209,13 @@ def _off(name: str) -> Answer:
         f"The model {name!r} is configured and switched off (max 0); an operator can switch it on.",
         param="model",
     )
+
+
+def _not_published(name: str, path: str) -> Answer:
+    told = f"The engine of the model {name!r} does not serve {path}"
+    if path in OURS:
+        return answer("endpoint_not_supported", f"{told}; the gateway translates nothing.")
+    return answer("route_not_forwarded", f"{told}.")
 
 
 def out_of_reach(model: str) -> Answer:

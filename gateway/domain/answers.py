@@ -32,6 +32,8 @@ Code = Literal[
     "key_may_not_activate",
     "rate_limit_exceeded",
     "route_not_forwarded",
+    "endpoint_not_supported",
+    "response_not_found",
     "not_found",
     "method_not_allowed",
     "invalid_request",
@@ -86,6 +88,9 @@ CODES: Final[dict[Code, Row]] = {
         status=429, type="rate_limit_error", retry="limit", should_retry=True
     ),
     "route_not_forwarded": Row(status=403, type="permission_error", should_retry=False),
+    # Asking again would not help, whatever clients make of a status above 500.
+    "endpoint_not_supported": Row(status=501, type="not_supported_error", should_retry=False),
+    "response_not_found": Row(status=404, type=_INVALID, should_retry=False),
     "not_found": Row(status=404, type=_INVALID, should_retry=False),
     "method_not_allowed": Row(status=405, type=_INVALID, should_retry=False),
     "invalid_request": Row(status=400, type=_INVALID, should_retry=False),

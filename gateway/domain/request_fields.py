@@ -9,14 +9,20 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 MAX_MODEL_NAME: Final = 512
+_DIGITS: Final = 10
+"""A number with so many digits limits nothing."""
 
 
 class RequestFields(Struct, frozen=True, kw_only=True):
-    """What routing and accounting need. `model` is the name as the client wrote it."""
+    """What routing and accounting need. `model` is the name as the client wrote it.
+
+    `max_tokens`: how many the answer may have, None where the request leaves that open.
+    """
 
     model: str
     stream: bool = False
     include_usage: bool = False
+    max_tokens: int | None = None
 
 
 class FieldsProblem(Struct, frozen=True, kw_only=True):
@@ -34,17 +40,22 @@ class _Fields(Struct):
     model: str | UnsetType | None = UNSET
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    # Whatever stands there is for the engine to judge; here it only counts if it is a number.
+    max_tokens: msgspec.Raw | UnsetType = UNSET
+    max_completion_tokens: msgspec.Raw | UnsetType = UNSET
+    max_output_tokens: msgspec.Raw | UnsetType = UNSET
 
 
 _TOO_DEEP: Final = FieldsProblem(message="The request body is nested too deeply to be read.")
 _decoder: Final = msgspec.json.Decoder(_Fields)
 
 
-def read_fields(body: bytes) -> RequestFields | FieldsProblem:
-    """The fields of a request body, or the sentence for the client.
+def read_fields(body: bytes, *, named: str | None = None) -> RequestFields | FieldsProblem:
+    """The fields of a request body, or the sentence for the client. `named`: the model the path names.
 
     1. not JSON, or no object. 2. `model` missing, null, empty, too long or no string: never a
-    default, a request without a model must not reach a random one. 3. a wrong type of the others.
+    default, a request without a model must not reach a random one. 3. a wrong type of the others. 4. where the path
+    names the model the body may leave it out, and may not name another.
     """
     try:
         fields = _decoder.decode(body)
@@ -58,9 +69,12 @@ def read_fields(body: bytes) -> RequestFields | FieldsProblem:
         return _TOO_DEEP
     model = fields.model
     if model is UNSET or model is None or not model:
+        if named is None:
+            return model_missing("the field `model` is missing or empty")
+        model = named
+    elif named is not None and model != named:  # 4
         return FieldsProblem(
-            message="You must provide a model: the field `model` is missing or empty.",
-            param="model",
+            message="The address and the body name two different models.", param="model"
         )
     if len(model) > MAX_MODEL_NAME:
         return FieldsProblem(
@@ -71,7 +85,24 @@ def read_fields(body: bytes) -> RequestFields | FieldsProblem:
         model=model,
         stream=bool(fields.stream),
         include_usage=options is not None and bool(options.include_usage),
+        max_tokens=_most_tokens(fields),
     )
+
+
+def model_missing(why: str) -> FieldsProblem:
+    """A request that names no model, whatever it is made of."""
+    return FieldsProblem(message=f"You must provide a model: {why}.", param="model")
+
+
+def _most_tokens(fields: _Fields) -> int | None:
+    """The most tokens asked for, by whichever name; what is no plain number asks for none."""
+    most: int | None = None
+    for given in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
+        if given is not UNSET:
+            text = bytes(given)
+            if text.isdigit() and len(text) < _DIGITS:
+                most = max(most or 0, int(text))
+    return most
 
 
 def _not_json(problem: Exception) -> FieldsProblem:

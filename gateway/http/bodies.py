@@ -171,6 +171,18 @@ class Body:
             self._drop()
             self._wake()
 
+    def another(self, *, on_room: Callable[[], None]) -> "Body":
+        """An empty one under the same bounds and budget, for who makes another body of this one."""
+        return Body(
+            self._loop,
+            declared=None,
+            limit_bytes=self._limit,
+            memory_bytes=self._memory_limit,
+            budget=self._budget,
+            spool_dir=self._spool_dir,
+            on_room=on_room,
+        )
+
     # -- read by the handler -------------------------------------------------------------------
 
     @property

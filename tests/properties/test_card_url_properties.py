@@ -6,7 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.cards import CardRef
-from gateway.domain.names import INFERENCE, LONGEST_KEPT, place_of
+from gateway.domain.names import LONGEST_KEPT, place_of
+from gateway.domain.places import BY_ID, ENGINE_PATHS, INFERENCE
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 PIECES = st.sampled_from(
@@ -33,6 +34,11 @@ PIECES = st.sampled_from(
         "~",
         ";",
         "embeddings",
+        "responses",
+        "resp_1",
+        "cancel",
+        "engines",
+        "tokenize",
         "m",
         "é",
     ]
@@ -61,15 +67,17 @@ def test_scn_b7_every_card_has_a_base_url_and_it_spells_that_card(
 
 @settings(deadline=None, max_examples=200)
 @given(path=PATHS, below=st.booleans(), method=st.sampled_from(["GET", "POST"]))
-def test_inv_2_whatever_is_typed_an_engine_is_asked_for_one_of_three_paths(
+def test_inv_2_whatever_is_typed_an_engine_is_asked_for_a_path_of_the_table(
     path: str, below: bool, method: str
 ) -> None:
     asked = f"/cards/local/gpu0/{path}" if below else f"/{path}"
     place = place_of(method, asked)
     if place.kind == "inference":
-        assert place.path in INFERENCE
-        assert asked.endswith(place.path)
-        assert (place.on is not None) == (asked != place.path)
+        assert place.path in BY_ID or place.path in ENGINE_PATHS
+        sent = place.target or place.path
+        assert asked.removesuffix("/").endswith(sent)
+        plain = asked.removesuffix("/") == sent
+        assert (place.on is not None or place.model != "") == (not plain)
     else:
         assert not place.path
     if place.on is not None:

@@ -114,7 +114,10 @@ def test_a_replica_that_does_not_answer_this_gateway_is_not_chosen() -> None:
 def test_inv_2_a_path_the_replica_does_not_publish_is_not_forwarded() -> None:
     story = Story()
     table = folded(story.model(), story.replica())
-    assert code_of(ask(table, path="/v1/embeddings")) == "route_not_forwarded"
+    found = ask(table, path="/v1/embeddings")
+    assert code_of(found) == "endpoint_not_supported"
+    assert (found.status, found.should_retry, found.retry_after_s) == (501, False, None)
+    assert code_of(ask(table, path="/pooling")) == "route_not_forwarded"
 
 
 REFUSED = NOW + timedelta(seconds=30)

@@ -35,6 +35,8 @@ from tests.support.gateway_world import NOW, an_activation
         ("yard_unavailable", 503, "5", "true"),
         ("engine_error", 502, None, "true"),
         ("route_not_forwarded", 403, None, "false"),
+        ("endpoint_not_supported", 501, None, "false"),
+        ("response_not_found", 404, None, "false"),
         ("invalid_request", 400, None, "false"),
         ("request_too_large", 413, None, "false"),
         ("unsupported_media_type", 415, None, "false"),
