@@ -36,8 +36,11 @@ from nodeagent.cardwiring import beside, meter_of
 from nodeagent.domain.assignments import needed_keys
 from nodeagent.domain.inventory import BadInventory, cards_of, given_out
 from nodeagent.domain.ports import PortBook
+from nodeagent.drivers import asking
+from nodeagent.drivers.asking import Ask
 from nodeagent.drivers.command import CommandDriver
 from nodeagent.drivers.driver import Driver, SecretReader, secrets_in
+from nodeagent.drivers.lines import Lines
 from nodeagent.drivers.llamacpp import LlamacppDriver
 from nodeagent.drivers.vllm import VllmDriver
 from nodeagent.files.fetches import Files
@@ -97,17 +100,18 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def drivers_of(
-    settings: NodeagentSettings, adapter_root: Path | None = None
+    settings: NodeagentSettings, adapter_root: Path | None = None, ask: Ask = asking.ask
 ) -> dict[EngineName, Driver]:
     """One driver per kind of engine this node can run; vLLM's where there is one.
 
-    `adapter_root` is the folder below which this node keeps adapters for engines to load.
+    `adapter_root` is the folder below which this node keeps adapters for engines to load; `ask` asks them about
+    adapters.
     """
     drivers: dict[EngineName, Driver] = {
         "llamacpp": LlamacppDriver(settings.llama_server),
         "command": CommandDriver(),
     }
-    vllm = VllmDriver(settings.vllm, parking=settings.parking, adapter_root=adapter_root)
+    vllm = VllmDriver(settings.vllm, parking=settings.parking, adapter_root=adapter_root, ask=ask)
     if vllm.present:
         drivers["vllm"] = vllm
     return drivers
@@ -305,7 +309,8 @@ async def run(service: Service, ending: Ending) -> None:
     data = service.data
     user = service.nats_user(agent_user(service.id))
     secret = read_secret(node_secret_path(data, service.id))
-    drivers = drivers_of(settings, data / "files" / "sets")
+    lines = Lines()
+    drivers = drivers_of(settings, data / "files" / "sets", lines.ask)
     gpus = Nvml() if settings.gpus else None
     try:
         # Asking engines and the driver for their versions and cards loads libraries.
@@ -348,6 +353,7 @@ async def run(service: Service, ending: Ending) -> None:
     except (Unreadable, JournalFault) as error:
         raise FatalError(str(error)) from error
     finally:
+        lines.close()
         await connection.close()
 
 

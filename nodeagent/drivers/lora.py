@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from nodeagent.drivers import asking, lora_answers, metrics
+from nodeagent.drivers.asking import Ask
 from nodeagent.drivers.driver import AdapterDone, AdapterFault, ListedAdapter
 from nodeagent.drivers.lora_answers import LOAD_ROUTE, UNLOAD_ROUTE, Call
 from schemas import codes
@@ -29,23 +30,23 @@ NOBODY: Final = "is there a route? (no adapter is called this)"
 
 
 async def load(
-    endpoint: str, key: str, *, name: str, path: str, timeout_s: float
+    ask: Ask, endpoint: str, key: str, *, name: str, path: str, timeout_s: float
 ) -> AdapterDone | AdapterFault:
     """See `AdapterDriver.load_adapter`. It never loads in place: a name means one version as long as it is there."""
     body = {"lora_name": name, "lora_path": path}
-    return await _told(endpoint, key, "load", body, timeout_s)
+    return await _told(ask, endpoint, key, "load", body, timeout_s)
 
 
 async def unload(
-    endpoint: str, key: str, *, name: str, timeout_s: float
+    ask: Ask, endpoint: str, key: str, *, name: str, timeout_s: float
 ) -> AdapterDone | AdapterFault:
     """See `AdapterDriver.unload_adapter`."""
-    return await _told(endpoint, key, "unload", {"lora_name": name}, timeout_s)
+    return await _told(ask, endpoint, key, "unload", {"lora_name": name}, timeout_s)
 
 
-async def listed(endpoint: str, key: str) -> tuple[ListedAdapter, ...] | AdapterFault:
+async def listed(ask: Ask, endpoint: str, key: str) -> tuple[ListedAdapter, ...] | AdapterFault:
     """Every adapter of GET /v1/models: what has a parent. Base models have none."""
-    answer = await asking.ask(
+    answer = await ask(
         endpoint, "GET", "/v1/models", key, timeout_s=LIST_S, limit_bytes=LIST_LIMIT_BYTES
     )
     if isinstance(answer, asking.NoAnswer):
@@ -62,9 +63,9 @@ async def listed(endpoint: str, key: str) -> tuple[ListedAdapter, ...] | Adapter
     )
 
 
-async def running(endpoint: str, key: str) -> frozenset[str] | None:
+async def running(ask: Ask, endpoint: str, key: str) -> frozenset[str] | None:
     """Names with requests running or waiting, by its metrics; None where they do not tell."""
-    answer = await asking.ask(
+    answer = await ask(
         endpoint, "GET", "/metrics", key, timeout_s=LIST_S, limit_bytes=METRICS_LIMIT_BYTES
     )
     if isinstance(answer, asking.NoAnswer) or answer.status != 200:
@@ -77,9 +78,9 @@ def _in_use(page: bytes) -> frozenset[str] | None:
     return metrics.adapters_in_use(page.decode(errors="replace"))
 
 
-async def has_routes(endpoint: str, key: str) -> bool | None:
+async def has_routes(ask: Ask, endpoint: str, key: str) -> bool | None:
     """Whether its adapter routes are there: an engine that has them knows no adapter called `NOBODY`."""
-    done = await _told(endpoint, key, "unload", {"lora_name": NOBODY}, asking.ASK_S)
+    done = await _told(ask, endpoint, key, "unload", {"lora_name": NOBODY}, asking.ASK_S)
     if isinstance(done, AdapterDone):
         return True
     return False if done.code == codes.ROUTE_OFF else None
@@ -96,9 +97,9 @@ class _Models(Struct, frozen=True, kw_only=True):
 
 
 async def _told(
-    endpoint: str, key: str, call: Call, body: dict[str, str], timeout_s: float
+    ask: Ask, endpoint: str, key: str, call: Call, body: dict[str, str], timeout_s: float
 ) -> AdapterDone | AdapterFault:
-    answer = await asking.ask(
+    answer = await ask(
         endpoint,
         "POST",
         LOAD_ROUTE if call == "load" else UNLOAD_ROUTE,

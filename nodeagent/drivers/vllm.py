@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.drivers import asking, lora, metrics
+from nodeagent.drivers.asking import Ask
 from nodeagent.drivers.driver import (
     AdapterDone,
     AdapterFault,
@@ -72,13 +73,16 @@ class VllmDriver:
         *,
         parking: bool = True,
         adapter_root: Path | None = None,
+        ask: Ask = asking.ask,
     ) -> None:
         """`environment` is what engines inherit; by default this process's own. `adapter_root` is the folder below
-        which this node keeps adapters, and all of its disk that an engine may load one from."""
+        which this node keeps adapters, and all of its disk that an engine may load one from. `ask` is what asks
+        engines about adapters."""
         self._environment = inherited(os.environ if environment is None else environment)
         self._program = vllm or shutil.which("vllm", path=self._environment.get("PATH")) or ""
         self._parking = parking
         self._adapter_root = adapter_root
+        self._ask = ask
 
     @property
     def present(self) -> bool:
@@ -192,27 +196,27 @@ class VllmDriver:
         self, endpoint: str, key: str, *, name: str, path: str, timeout_s: float
     ) -> AdapterDone | AdapterFault:
         """See `AdapterDriver`. `path` must lie below the driver's `adapter_root`."""
-        return await lora.load(endpoint, key, name=name, path=path, timeout_s=timeout_s)
+        return await lora.load(self._ask, endpoint, key, name=name, path=path, timeout_s=timeout_s)
 
     async def unload_adapter(
         self, endpoint: str, key: str, *, name: str, timeout_s: float
     ) -> AdapterDone | AdapterFault:
         """See `AdapterDriver`. Some front ends only forget the name: room in the engine's cache is not known by it."""
-        return await lora.unload(endpoint, key, name=name, timeout_s=timeout_s)
+        return await lora.unload(self._ask, endpoint, key, name=name, timeout_s=timeout_s)
 
     async def list_adapters(
         self, endpoint: str, key: str
     ) -> tuple[ListedAdapter, ...] | AdapterFault:
         """See `AdapterDriver`. It lists names, whether their weights are in the engine's cache or not."""
-        return await lora.listed(endpoint, key)
+        return await lora.listed(self._ask, endpoint, key)
 
     async def running_adapters(self, endpoint: str, key: str) -> frozenset[str] | None:
         """See `AdapterDriver`. A request that came since the engine's last step is not in it yet."""
-        return await lora.running(endpoint, key)
+        return await lora.running(self._ask, endpoint, key)
 
     async def loads_adapters(self, endpoint: str, key: str) -> bool | None:
         """See `AdapterDriver`."""
-        return await lora.has_routes(endpoint, key)
+        return await lora.has_routes(self._ask, endpoint, key)
 
     def _version(self) -> str:
         """What is installed beside the program; else what it says itself, which takes it long."""
