@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nodeagent.domain.files import NOTHING_KNOWN, WEIGHTS, Disk, StoredSet, flaw, is_sha256
 from schemas.mirror import Manifest, ManifestFile
@@ -51,6 +52,8 @@ class Store:
         self._beside = beside / "blobs" if beside is not None else None
         self._folder = folder.absolute()
         self._blobs = self._folder / "blobs"
+        self._blobs_at = f"{self._blobs}/"
+        self._beside_at = f"{self._beside}/" if self._beside is not None else ""
         self._partial = self._folder / "partial"
         self._sets = self._folder / "sets"
         self._prepared = False
@@ -79,7 +82,7 @@ class Store:
 
     def _manifest(self, key: str, status: os.stat_result) -> Manifest | None:
         """The manifest of a set, read again only when the file is another one by its `status`."""
-        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        stamp = _stamp(status)
         read = self._read.get(key)
         if read is None or read.stamp != stamp:
             try:
@@ -96,19 +99,27 @@ class Store:
         seen: set[str] = set()
         absent: list[ManifestFile] = []
         for file in manifest.files:
-            blob = self._blobs / file.sha256
-            if file.sha256 not in seen and (_size(blob) != file.bytes or self._is_left(file)):
+            if file.sha256 not in seen and not self._has(file):
                 absent.append(file)
             seen.add(file.sha256)
         return tuple(absent)
 
-    def _is_left(self, file: ManifestFile) -> bool:
+    def _has(self, file: ManifestFile) -> bool:
+        """Whether a content is here whole, and is what it was checked to be."""
+        # No Path: this is looked at while a client waits for an adapter.
+        try:
+            ours = os.stat(f"{self._blobs_at}{file.sha256}")
+        except OSError:
+            return False
+        return ours.st_size == file.bytes and not self._is_left(file, ours)
+
+    def _is_left(self, file: ManifestFile, ours: os.stat_result) -> bool:
         """Whether the mirror beside has another file of that content by now: it found its old one spoilt, and
         ours may be a link to that one."""
-        if self._beside is None:
+        if not self._beside_at:
             return False
         try:
-            ours, theirs = (self._blobs / file.sha256).stat(), (self._beside / file.sha256).stat()
+            theirs = os.stat(f"{self._beside_at}{file.sha256}")
         except OSError:
             return False
         # What was fetched or copied here was checked by itself, and has a mode of its own (see keep).
@@ -124,10 +135,10 @@ class Store:
         manifest = self.manifest(key, known)
         if manifest is None or self.missing(manifest):
             return None
-        folder = self._sets / key
-        if any(_size(folder / file.name) != file.bytes for file in manifest.files):
+        folder = f"{self._sets}/{key}"
+        if any(_size(f"{folder}/{file.name}") != file.bytes for file in manifest.files):
             return None
-        return folder / manifest.files[0].name
+        return Path(folder, manifest.files[0].name)
 
     def partial(self, content: str) -> Path:
         """Where the bytes of a content on its way lie."""
@@ -277,8 +288,15 @@ class Store:
 
     def use(self, key: str) -> None:
         """Remembers that a replica uses the set now. Quick."""
+        path = self._manifest_path(key)
+        read = self._read.get(key)
         with contextlib.suppress(OSError):
-            os.utime(self._manifest_path(key))
+            before = path.stat()
+            os.utime(path)
+            after = _stamp(path.stat())
+            if read is not None and read.stamp == _stamp(before) and after[::2] == read.stamp[::2]:
+                # Its time is all that changed, and by us: that is no reason to read it again.
+                self._read[key] = replace(read, stamp=after)
 
     def evict(self, sets: Collection[str], contents: Collection[str]) -> None:
         """Removes sets, those of their contents no other set names, and stray `contents`.
@@ -330,9 +348,14 @@ def _contents(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
                     yield entry.name, entry.stat()
 
 
-def _size(path: Path) -> int | None:
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """What a file looks like: another one, or one that was written, looks different."""
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _size(path: Path | str) -> int | None:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except OSError:
         return None
 
