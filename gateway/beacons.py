@@ -19,8 +19,9 @@ MIN_GAP_S = 0.02
 """Edges closer than this share one beacon: a busy model crosses 0 and 1 with every request."""
 
 
-EDGE_DELAY_S = 0.002
-"""The request that made an edge goes out to its engine before a beacon tells of it."""
+EDGE_DELAY_S = 0.01
+"""The request that made an edge goes out to its engine before a beacon tells of it, and so does one whose adapter
+is loaded first: what hears a beacon is what it waits for. Nobody waits for a beacon of a mere edge."""
 
 
 class Beacons:
