@@ -8,18 +8,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from gateway.adapterdesk import Seeking
 from gateway.adapters import Adapters, Elsewhere, Refused
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
-from gateway.domain.cards import CardRef
 from gateway.domain.error_bodies import says_no_such_model
-from gateway.domain.http_rules import engine_request_headers
-from gateway.domain.model_rewrite import Span, named_model_spans, patch
-from gateway.domain.request_fields import FieldsProblem, read_fields
+from gateway.domain.model_rewrite import Span, patch
+from gateway.domain.names import Place
+from gateway.domain.places import RESPONSE, RESPONSES
+from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
 from gateway.gateway import Asked, Gateway, Run
 from gateway.http.bodies import BodySource, PatchedBody
@@ -27,14 +25,17 @@ from gateway.http.client import EngineClient
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
-from gateway.http.messages import JSON_TYPE, Request, Responder
+from gateway.http.messages import Request, Responder
 from gateway.http.outgoing import INLINE_BODY, Outgoing
+from gateway.intake import Intake, read_intake, response_unknown
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
 from schemas.replica import Replica
 
 log = logging.getLogger("gateway.endpoints")
+
+_HOW = {how: (b"x-yard-adapter", how.encode()) for how in ("hit", "joined", "loaded", "unpinned")}
 
 MOST_PEEKED = 64 * 1024
 """So much of an engine's 404 is read to know whether it lost the adapter."""
@@ -71,17 +72,30 @@ class Served:
 class Sending:
     """A request on its way to engines: what goes out is made once, however often it is sent.
 
-    `name` is the model's or adapter's name or alias as the client gave it, `path` the engine's, `on` the card
-    that was asked, `seeking` what a request for an adapter has met so far.
+    `name` is the model's or adapter's name or alias as the client gave it, `path` the engine's as replicas publish
+    it, `on` the card that was asked, `seeking` what a request for an adapter has met so far.
     """
 
-    __slots__ = ("_made", "_made_for", "_spans", "name", "on", "path", "request", "seeking")
+    __slots__ = (
+        "_made",
+        "_made_for",
+        "_spans",
+        "_target",
+        "intake",
+        "name",
+        "on",
+        "path",
+        "request",
+        "seeking",
+    )
 
-    def __init__(self, request: Request, path: str, name: str, on: CardRef | None = None) -> None:
+    def __init__(self, request: Request, place: Place, intake: Intake) -> None:
         self.request = request
-        self.on = on
-        self.path = path
-        self.name = name
+        self.intake = intake
+        self.on = place.on
+        self.path = place.path
+        self.name = intake.fields.model
+        self._target = place.target or place.path
         self.seeking: Seeking | None = None
         self._made: Outgoing | None = None
         self._made_for = ""
@@ -102,7 +116,9 @@ class Sending:
     async def spans(self) -> list[Span]:
         """Where the body names its model."""
         if self._spans is None:
-            self._spans = named_model_spans(await self.request.body.read_all())
+            known = self.intake.spans
+            body = await self.request.body.read_all() if known is None else b""
+            self._spans = self.intake.find_spans(body)
         return self._spans
 
     async def make(self, model: str, *, waits: bool = False) -> Outgoing:
@@ -111,21 +127,18 @@ class Sending:
         request = self.request
         body: bytes | BodySource = request.body
         if self.name != model:
-            value = msgspec.json.encode(model)
+            value = self.intake.value(model)
             whole = request.body.in_memory()
             if waits or whole is None or len(whole) > INLINE_BODY:
                 # What waits keeps no second copy of its body.
                 body = PatchedBody(request.body, await self.spans(), value)
             else:
                 if self._spans is None:
-                    self._spans = named_model_spans(whole)
+                    self._spans = self.intake.find_spans(whole)
                 body = patch(whole, self._spans, value)
-        query = request.query.decode("latin-1")
-        target = f"{self.path}?{query}" if query else self.path
-        # The body is JSON whatever its label said.
-        kept = [h for h in request.headers.items if h[0] != b"content-type"]
-        headers = engine_request_headers(kept, extra=(JSON_TYPE,))
-        self._made = made = Outgoing("POST", target, headers, body)
+        target = self.intake.target(self._target, request, model)
+        headers = self.intake.headers(request)
+        self._made = made = Outgoing(request.method, target, headers, body)
         self._made_for = model
         return made
 
@@ -145,7 +158,7 @@ class _Lost(Exception):
 
 
 class Inference:
-    """The three inference endpoints; one object for all requests."""
+    """The inference endpoints; one object for all requests."""
 
     def __init__(
         self,
@@ -165,42 +178,35 @@ class Inference:
         self._adapters = adapters
         self._engine_key = engine_key
         self._new_exchange = new_exchange
+        self._responses = ResponseIds()
 
     async def serve(
-        self,
-        path: str,
-        request: Request,
-        respond: Responder,
-        timeline: Timeline,
-        served: Served,
-        *,
-        on: CardRef | None = None,
+        self, place: Place, request: Request, respond: Responder, timeline: Timeline, served: Served
     ) -> None:
-        """Answers `request` for the inference `path`, by the card `on` alone when one is named.
+        """Answers `request` for an inference path, by the card of the `place` alone when one is named.
 
         1. what cannot be read as a request for a model is refused before anything is asked
         2. then, until it is answered: admit; wait; run. A lost replica leads back to `admit`.
         """
-        if on is not None:
-            served.scope = timeline.scope = self._gateway.scope_known(on)
-        unreadable = media_type_problem(request)
-        if unreadable is not None:
-            await reply(respond, unreadable, served)
-            return
-        fields = read_fields(await request.body.read_all())
-        if isinstance(fields, FieldsProblem):  # 1
-            await reply(
-                respond, answer("invalid_request", fields.message, param=fields.param), served
-            )
-            return
         gateway = self._gateway
+        path, on = place.path, place.on
+        if on is not None:
+            served.scope = timeline.scope = gateway.scope_known(on)
+        kept = self._responses.find(place.response) if place.response else None
+        intake = await read_intake(place, request, respond, kept)
+        if isinstance(intake, Answer):  # 1
+            await reply(respond, intake, served)
+            return
+        fields = intake.fields
         deadline_s: float | None = None
         unplanned = planned = 0
         accepted = False
-        sending = Sending(request, path, fields.model, on)
+        sending = Sending(request, place, intake)
         while True:  # 2
             decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
             accepted = True
+            if intake.by_id and not isinstance(decision, Answer):
+                decision = where_response_is(decision, intake)
             match decision:
                 case Answer():
                     await reply(respond, decision, served)
@@ -351,19 +357,30 @@ class Inference:
             if run.adapted is None:
                 response = await self._send(run, run.model, exchange, sending, served)
             else:
-                response = await self._send_to_adapter(run, exchange, sending, timeline, served)
+                name = self._adapters.hit(run)
+                if name:
+                    served.how = "hit"
+                else:
+                    name = await self._secure(run, exchange, sending, timeline, served)
+                response = await self._send(run, name, exchange, sending, served)
+                if response.status == 404 and not response.sse:
+                    response = await self._unless_gone(
+                        name, response, run, exchange, sending, timeline, served
+                    )
 
-            def first_byte() -> None:
+            def first_byte(block: bytes) -> None:
                 nonlocal used
                 used = run.has_byte = True
                 # From here on it can go nowhere else, so nobody will send the body again.
                 sending.release()
                 timeline.mark("first_byte", clock.now_s())
+                if sending.path == RESPONSES:
+                    self._learn_response(block, sending.name, replica)
 
             relayed = await respond.relay(
                 response,
                 headers=self._headers(served),
-                model=sending.name if sending.name != run.model else None,
+                model=sending.name if sending.name != run.model and is_text(response) else None,
                 before_first_byte=first_byte,
             )
         except ConnectFailed as error:
@@ -410,29 +427,36 @@ class Inference:
             raise _Lost("not_this_launch", "the engine did not know this launch's key")
         return response
 
-    async def _send_to_adapter(
-        self, run: Run, exchange: Exchange, sending: Sending, timeline: Timeline, served: Served
+    async def _unless_gone(
+        self,
+        name: str,
+        response: EngineResponse,
+        run: Run,
+        exchange: Exchange,
+        sending: Sending,
+        timeline: Timeline,
+        served: Served,
     ) -> EngineResponse:
-        """The same, once the adapter is there; an engine that lost it is given one more try (B29).
+        """This answer to a request under the engine-side `name`, unless it says that the engine lost the adapter;
+        then it is given one more try (B29).
 
         It said so before a byte went to the client, and nothing of the request was begun: sending it once more
         is safe. A second time it is another replica's turn: an engine that forgets may do so for ever.
         """
         gone = ""
-        while True:
-            name = await self._secure(run, exchange, sending, timeline, served, gone)
-            response = await self._send(run, name, exchange, sending, served)
-            if response.status != 404 or response.sse:
-                return response
+        while response.status == 404 and not response.sse:
             head = await response.peek(MOST_PEEKED)
             if not says_no_such_model(head):
-                return response
+                break
             response.abort()
             if gone:
                 self._adapters.give_up_on(run, "its engine does not keep it")
                 raise Elsewhere
             gone = name
             self._metrics.adapters_gone.inc()
+            name = await self._secure(run, exchange, sending, timeline, served, gone)
+            response = await self._send(run, name, exchange, sending, served)
+        return response
 
     async def _secure(
         self,
@@ -441,7 +465,7 @@ class Inference:
         sending: Sending,
         timeline: Timeline,
         served: Served,
-        gone: str,
+        gone: str = "",
     ) -> str:
         """The adapter's engine-side name, and what waiting for it took."""
         clock = self._gateway.clock
@@ -460,12 +484,19 @@ class Inference:
             timeline.mark("adapter_there", clock.now_s())
         return name
 
+    def _learn_response(self, block: bytes, name: str, replica: Replica) -> None:
+        """Where it can be asked for again, of engines that keep what they answered."""
+        if RESPONSE in replica.paths:
+            response = id_in(block)
+            if response is not None:
+                self._responses.keep(response, Kept(name, replica.id))
+
     def _headers(self, served: Served) -> tuple[tuple[bytes, bytes], ...]:
         """Ours in an answer that is relayed, which is counted here as a use of its adapter."""
         if not served.how:
             return (_waited(served),)
         self._metrics.count_adapter(served.model, served.how)
-        return (_waited(served), (b"x-yard-adapter", served.how.encode()))
+        return (_waited(served), _HOW[served.how])
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""
@@ -493,22 +524,21 @@ async def reply(respond: Responder, refused: Answer, served: Served) -> None:
     )
 
 
-def media_type_problem(request: Request) -> Answer | None:
-    """415 for a body that cannot be JSON by its own account; curl's default type is taken as JSON."""
-    kind = (request.headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
-    if kind.startswith((b"multipart/", b"image/", b"audio/", b"video/")):
-        return answer(
-            "unsupported_media_type",
-            f"Content-Type {kind.decode('latin-1')!r} is not served here; send application/json.",
-        )
-    encoding = (request.headers.get(b"content-encoding") or b"identity").strip().lower()
-    if encoding != b"identity":
-        return answer(
-            "unsupported_media_type",
-            f"Content-Encoding {encoding.decode('latin-1')!r} is not understood; "
-            "send the body as it is.",
-        )
-    return None
+def where_response_is(decision: Route | Wait, intake: Intake) -> Route | Answer:
+    """Where a request for a response goes: to the replica that gave it, or, where only the model is known, to one of
+    its replicas. It never starts any: a new engine holds nothing."""
+    if isinstance(decision, Wait):
+        return response_unknown(f"no engine of the model {intake.fields.model!r} runs.")
+    found = tuple(r for r in decision.candidates if intake.replica in (None, r.id))
+    if not found:
+        return response_unknown("the replica that gave it is gone.")
+    return Route(model=decision.model, candidates=found)
+
+
+def is_text(response: EngineResponse) -> bool:
+    """Whether an answer may name its model: speech and pictures are passed on untouched."""
+    kind = response.headers.get(b"content-type")
+    return kind is None or b"json" in kind.lower() or response.sse
 
 
 def _waited(served: Served) -> tuple[bytes, bytes]:

@@ -12,6 +12,7 @@ from gateway.accesslog import AccessLine, AccessLog
 from gateway.admin import Admin
 from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
+from gateway.domain.envelopes import envelope
 from gateway.domain.names import place_of
 from gateway.endpoints import Inference, Served, reply
 from gateway.gateway import Gateway
@@ -55,11 +56,13 @@ class RequestHandler:
         timeline = Timeline(request_id, request.received_at)
         served = Served()
         place = place_of(request.method, request.path)
+        if place.envelope != "openai":
+            respond.envelope = envelope(place.envelope, request_id)
+            for name, value in respond.envelope.headers():
+                respond.add_header(name, value)
         try:
             if place.kind == "inference":
-                await self._inference.serve(
-                    place.path, request, respond, timeline, served, on=place.on
-                )
+                await self._inference.serve(place, request, respond, timeline, served)
             else:
                 found = await self._admin.serve(place, request, respond)
                 if isinstance(found, Answer):

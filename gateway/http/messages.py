@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from gateway.domain import error_bodies, http_rules
+from gateway.domain import http_rules
 from gateway.domain.chunked import LAST_CHUNK, chunk
+from gateway.domain.envelopes import OPENAI, Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList, Headers
 from gateway.http import relay as relaying
 from gateway.http.bodies import Body
@@ -114,7 +115,8 @@ class Responder:
     """Writes the one answer of one request.
 
     `started`: a head was written, so nothing else can be answered any more. `finished`: the answer
-    is complete. `status` is what was answered, 0 before.
+    is complete. `status` is what was answered, 0 before. `envelope` is the form of its errors, set before
+    anything is answered.
     """
 
     __slots__ = (
@@ -123,6 +125,7 @@ class Responder:
         "_head_only",
         "_left",
         "_wire",
+        "envelope",
         "finished",
         "started",
         "status",
@@ -136,6 +139,7 @@ class Responder:
         self._left = 0
         self._extra: list[tuple[bytes, bytes]] = []
         self.version = version
+        self.envelope: Envelope = OPENAI
         self.started = False
         self.finished = False
         self.status = 0
@@ -172,8 +176,8 @@ class Responder:
         param: str | None = None,
         headers: HeaderList = (),
     ) -> None:
-        """A whole answer in the OpenAI envelope."""
-        body = error_bodies.error_body(status, code, message, type=type, param=param)
+        """A whole answer in the client's envelope."""
+        body = self.envelope.body(status, code, message, type=type, param=param)
         await self.send(status, [JSON_TYPE, *headers], body)
 
     async def send_head(
@@ -220,7 +224,7 @@ class Responder:
         *,
         headers: HeaderList = (),
         model: str | None = None,
-        before_first_byte: Callable[[], None] | None = None,
+        before_first_byte: Callable[[bytes], None] | None = None,
     ) -> Relayed:
         """Passes an engine's answer on as it comes, verbatim; `headers` go into its head.
 
@@ -228,8 +232,8 @@ class Responder:
         dies raises EngineGone(before_first_byte=True) or BadEngineAnswer and the caller may go
         elsewhere. Afterwards nothing is raised: a stream gets an in-band error frame, other
         answers are cut, and `complete` is False. `model`: the name the answer's top-level `model`
-        shall have (an alias). Answers of 400 and above are put into the OpenAI envelope.
-        `before_first_byte` is called right before the client's head is written.
+        shall have (an alias). Answers of 400 and above are put into the client's envelope.
+        `before_first_byte` is called right before the client's head is written, with what follows it at once.
         """
         return await relaying.relay(
             self, response, headers=headers, model=model, before_first_byte=before_first_byte

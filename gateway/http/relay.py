@@ -11,8 +11,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.domain import error_bodies, http_rules
+from gateway.domain import http_rules
 from gateway.domain.chunked import LAST_CHUNK, chunk
+from gateway.domain.envelopes import Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
 from gateway.http.engine_response import EngineResponse
@@ -47,6 +48,8 @@ class ClientSide(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop: ...
     @property
     def version(self) -> str: ...
+    @property
+    def envelope(self) -> Envelope: ...
     def begin(self, status: int, headers: HeaderList, framing: int) -> bytes:
         """Marks the answer as started and returns its head; framing as in http_rules."""
         ...
@@ -72,7 +75,7 @@ async def relay(
     *,
     headers: HeaderList = (),
     model: str | None = None,
-    before_first_byte: Callable[[], None] | None = None,
+    before_first_byte: Callable[[bytes], None] | None = None,
 ) -> Relayed:
     """Relays `response`; see Responder.relay for the contract."""
     try:
@@ -110,12 +113,12 @@ def _relay_whole(
     response: EngineResponse,
     body: bytes,
     headers: HeaderList,
-    before_first_byte: Callable[[], None] | None,
+    before_first_byte: Callable[[bytes], None] | None,
 ) -> Relayed:
     """An answer whose body is all here, as of most that are no stream: nothing to wait for."""
     out = http_rules.client_response_headers(response.headers.items, sse=response.sse)
     if before_first_byte is not None:
-        before_first_byte()
+        before_first_byte(body)
     client.put(client.begin(response.status, [*out, *headers], len(body)) + body)
     client.end(reusable=True)
     now = client.loop.time()
@@ -132,7 +135,7 @@ async def _relay_error(
     client: ClientSide,
     response: EngineResponse,
     headers: HeaderList,
-    before_first_byte: Callable[[], None] | None,
+    before_first_byte: Callable[[bytes], None] | None,
 ) -> Relayed:
     """An error answer: read whole (they are small) and put into the one envelope."""
     try:
@@ -141,13 +144,13 @@ async def _relay_error(
         raise _early(problem) from None
     out = http_rules.client_response_headers(response.headers.items, sse=False)
     content_type = response.headers.get(b"content-type", b"") or b""
-    wrapped = error_bodies.engine_error_body(response.status, content_type, body)
+    wrapped = client.envelope.wrapped(response.status, content_type, body)
     if wrapped is not None:
         out = [item for item in out if item[0] not in (b"content-type", b"content-encoding")]
         out.append((b"content-type", b"application/json"))
         body = wrapped
     if before_first_byte is not None:
-        before_first_byte()
+        before_first_byte(body)
     now = client.loop.time()
     await client.send(response.status, [*out, *headers], body)
     return Relayed(
@@ -176,7 +179,7 @@ class _Relay:
         response: EngineResponse,
         headers: HeaderList,
         model: str | None,
-        before_first_byte: Callable[[], None] | None,
+        before_first_byte: Callable[[bytes], None] | None,
     ) -> None:
         sse = response.sse
         self.client = client
@@ -278,7 +281,7 @@ class _Relay:
         reason = self.response.exchange.why(error.reason)
         ended_well = self.sse and self.clean
         if ended_well:  # 2
-            frame = error_bodies.error_frame("engine_error", reason)
+            frame = self.client.envelope.frame("engine_error", reason)
             if self.framing == CHUNKED:
                 frame = chunk(frame) + LAST_CHUNK
             self._write(frame)
@@ -290,14 +293,14 @@ class _Relay:
     def _write(self, block: bytes) -> None:
         self.sent_bytes += len(block)
         if not self.started:
-            block = self._head() + block
+            block = self._head(block) + block
         if block:
             self.client.put(block)
 
-    def _head(self) -> bytes:
+    def _head(self, first: bytes) -> bytes:
         self.started = True
         if self.before_first_byte is not None:
-            self.before_first_byte()
+            self.before_first_byte(first)
         items = self.response.headers.items
         out = http_rules.client_response_headers(items, sse=self.response.sse)
         if self.headers:

@@ -192,7 +192,8 @@ def test_inv_2_management_routes_never_reach_an_engine(tmp_path: Path) -> None:
                     "/slots",
                     "/invocations",
                     "/collective_rpc",
-                    "/v1/responses",
+                    "/v1/files",
+                    "/engines/m/slots",
                     "/v1//chat/completions",
                 ):
                     answer = await client.post(path, json=chat())
@@ -201,7 +202,12 @@ def test_inv_2_management_routes_never_reach_an_engine(tmp_path: Path) -> None:
                 assert (await client.post("/elsewhere", json=chat())).status_code == 404
                 # Published by no replica of the model: an inference path it does not serve.
                 answer = await client.post("/v1/embeddings", json=chat())
-                assert answer.status_code == 403
+                assert answer.status_code == 501
+                assert answer.json()["error"]["code"] == "endpoint_not_supported"
+                assert answer.headers["x-should-retry"] == "false"
+                other = await client.post("/engines/m/pooling", json=chat())
+                assert other.status_code == 403
+                assert other.json()["error"]["code"] == "route_not_forwarded"
                 assert (await client.get(PATH)).status_code == 405
                 assert (await client.get(PATH)).headers["allow"] == "POST"
             assert engine.seen == []
@@ -254,7 +260,7 @@ def test_scn_b3_curls_default_type_is_read_as_json_and_multipart_is_refused(tmp_
                 assert engine.seen[0].headers["content-type"] == "application/json"
                 for headers in (
                     {"content-type": "multipart/form-data; boundary=x"},
-                    {"content-encoding": "gzip"},
+                    {"content-encoding": "br"},
                 ):
                     answer = await client.post(PATH, content=b"x", headers=headers)
                     assert answer.status_code == 415

@@ -79,6 +79,7 @@ def test_req_a13_every_code_has_one_meaning_of_its_own() -> None:
     assert {c for c, row in CODES.items() if row.status == 404} == {
         "model_not_found",
         "card_not_found",
+        "response_not_found",
         "not_found",
     }
 
