@@ -107,6 +107,17 @@ class Adapters:
 
     # -- requests --------------------------------------------------------------------------------
 
+    def hit(self, run: Run) -> str:
+        """The engine-side name of the run's adapter under a trusted pin, about which nothing is asked; empty: its
+        agent must be asked, or was asked for this request already (`secure`)."""
+        adapted = run.adapted
+        assert adapted is not None, "only a run for an adapter needs one"
+        held, seeking = adapted.held, adapted.seeking
+        if seeking.asked_s or not held.is_trusted(self._gateway.clock.now_s()):
+            return ""
+        seeking.how = "hit"
+        return held.engine_name
+
     async def secure(self, run: Run, exchange: Exchange, *, gone: str = "") -> str:
         """The engine-side name under which the run's adapter is loaded in its replica.
 

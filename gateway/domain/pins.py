@@ -60,6 +60,7 @@ class Pins:
 
     _held: dict[str, dict[str, Held]] = field(default_factory=dict)
     _sent_s: dict[int, float] = field(default_factory=dict)
+    _asks: dict[str, int] = field(default_factory=dict)  # open questions by replica
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Pins:
 
     def is_asked(self, replica: str) -> bool:
         """Whether an agent is being asked for an adapter there."""
-        return any(held.asks for held in self._held.get(replica, {}).values())
+        return replica in self._asks
 
     # -- uses ------------------------------------------------------------------------------------
 
@@ -105,6 +106,7 @@ class Pins:
         """The agent is about to be asked: beacons list the pin from now on."""
         held = self._made(node, replica, pin, now_s)
         held.asks += 1
+        self._asks[replica] = self._asks.get(replica, 0) + 1
         return held
 
     def granted(self, held: Held, engine_name: str, asked_s: float) -> None:
@@ -115,6 +117,11 @@ class Pins:
     def asked(self, held: Held, now_s: float) -> None:
         """The question is over, whatever came of it."""
         held.asks -= 1
+        left = self._asks[held.replica] - 1
+        if left:
+            self._asks[held.replica] = left
+        else:
+            del self._asks[held.replica]
         if held.engine_name and held.is_idle:
             # The load nobody waits for any more was wanted a moment ago: keep it for the next who asks.
             held.last_use_s = now_s
