@@ -1,6 +1,7 @@
 """The launcher that waits for its launch: it is used, replaced, and never the reason why nothing starts."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -108,6 +109,76 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
 
     async def story() -> None:
         await until(lambda: not processes.is_same(spare, found.start_time), "the spare's end")
+
+    run(story())
+
+
+DIES = {
+    "before the folder": "LaunchHandle.describe = die",
+    "with a launcher in reserve and the lock held": "Spare.give = die",
+    "with a launcher made in haste": "Launcher._keep_a_spare = lambda self: None; Spare.give = die",
+    "once it is handed over": "socket.send_fds = then_die",
+}
+"""Moments of a start at which an agent is killed, and what makes it kill itself there."""
+
+AGENT = """
+import asyncio, os, signal, socket, sys
+from pathlib import Path
+from nodeagent.launchhandle import LaunchHandle
+from nodeagent.launching import Launcher
+from nodeagent.spare import Spare
+from tests.integration.test_launcher_spare import WAITS
+
+send = socket.send_fds
+
+def die(*args, **fields):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def then_die(*args):
+    send(*args)
+    die()
+
+async def work(root, replica):
+    made = Launcher(root / "replicas", root / "agent.sock")
+    await made.open()
+    {dies}
+    await made.start(replica, WAITS, grace_s=1.0, log_bytes=1 << 20)
+
+asyncio.run(work(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def of_folder(folder: Path) -> list[int]:
+    """Processes that were started with this folder in their words, launchers of any age."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.fsencode(folder) in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("moment", DIES)
+def test_an_agent_killed_in_a_start_leaves_no_launcher_that_nobody_would_find(
+    tmp_path: Path, moment: str
+) -> None:
+    """One that was given nothing ends by itself; one that has its launch is found by its lock."""
+
+    async def story() -> None:
+        code = AGENT.replace("{dies}", DIES[moment])
+        words = [sys.executable, "-c", code, str(tmp_path), REPLICA]
+        agent = await asyncio.create_subprocess_exec(*words)
+        assert await agent.wait() == -signal.SIGKILL
+        has_launch = moment == "once it is handed over"
+        if not has_launch:
+            await until(lambda: not of_folder(tmp_path), "launchers without a launch to end")
+        async with launcher(tmp_path) as made:
+            found = await made.adopt(REPLICA)
+            assert isinstance(found, Running) == has_launch, found
+            if has_launch:
+                assert (await made.stop(REPLICA, 1.0)).survivors == ()
+        await until(lambda: not of_folder(tmp_path), "every launcher to end")
 
     run(story())
 
