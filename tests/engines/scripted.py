@@ -2,7 +2,8 @@
 
     python -I -S scripted.py --port PORT [--load-s 0.5] [--pace-s 0.01] [--tokens 20] …
 
-Standard library only, and little of it, so that it listens within 100 ms. Every field of `Script`
+Standard library only, and little of it, so that it listens within 100 ms; scripted_endpoints.py beside it answers
+all but chat, completions and embeddings. Every field of `Script`
 is a flag (`--load-s 2`), a variable (`SCRIPTED_LOAD_S=2`), a member of a POST to /script, and, for one
 request alone, a member of the body's `script`. It must not import the project: it stands for
 strangers' programs.
@@ -16,6 +17,11 @@ import socket
 import sys
 import threading
 import time
+
+# Run with -I, it finds nothing beside itself.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import scripted_endpoints as more
 
 KEYLESS = ("/health", "/script", "/script/counters", "/script/requests")
 
@@ -39,6 +45,7 @@ class Script:
     html_502            every request is answered 502 with a page of HTML
     status              every request is answered with this status and an error of OpenAI's form
     memory_mib          touched at start, so that the process has it
+    without             paths, with commas between, that it has no route for; `by_id`: those of responses
     model               the name it serves; replies carry it
     key_env             the variable its key is in; without that variable it asks for none
     """
@@ -60,6 +67,7 @@ class Script:
     html_502 = 0
     status = 0
     memory_mib = 0
+    without = ""
     model = "scripted"
     key_env = "API_KEY"
 
@@ -99,7 +107,9 @@ class Engine:
             "unauthorized": 0,
             "connections": 0,
             "tokens": 0,
+            "responses": 0,
         }
+        self.responses: dict[str, dict] = {}
         self.lock = threading.Lock()
         self.processing = 0
         self.waiting: list[object] = []
@@ -245,8 +255,13 @@ class Connection:
         elif path in ("/v1/models", "/models"):
             card = {"id": engine.script.model, "object": "model", "owned_by": "scripted"}
             self.send(200, {"object": "list", "data": [card]})
-        elif method == "POST" and path in WORK:
-            self.work(path, headers, body)
+        elif path in WORK and path not in engine.script.without.split(","):
+            if method == "POST":
+                self.work(path, headers, body)
+            else:
+                self.error(405, "Method Not Allowed", "invalid_request_error")
+        elif path.startswith(more.RESPONSE) and "by_id" not in engine.script.without.split(","):
+            more.by_id(self, method, path)
         else:
             self.error(404, f"no route {method} {path}", "not_found_error")
 
@@ -275,9 +290,12 @@ class Connection:
 
     def work(self, path: str, headers: dict, body: bytes) -> None:
         engine = self.engine
+        kind = headers.get("content-type", "")
+        form = kind.startswith("multipart/")
         try:
-            asked = json.loads(body)
-            script = engine.script.with_(asked.get("script") or {})
+            asked = more.read_form(kind, body) if form else json.loads(body)
+            told = asked.get("script") or {}
+            script = engine.script.with_(json.loads(told) if isinstance(told, str) else told)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             self.error(400, f"bad request: {error}", "invalid_request_error")
             return
@@ -304,7 +322,12 @@ class Connection:
 
     def tokens(self, script: Script, asked: dict):
         """The words of an answer in their time, with whatever befalls it on the way."""
-        wanted = asked.get("max_completion_tokens") or asked.get("max_tokens") or script.tokens
+        wanted = (
+            asked.get("max_completion_tokens")
+            or asked.get("max_tokens")
+            or asked.get("max_output_tokens")
+            or script.tokens
+        )
         for number in range(min(int(wanted), script.tokens)):
             if script.crash_after_tokens and number >= script.crash_after_tokens:
                 say(f"scripted: crashing after {number} tokens")
@@ -396,6 +419,7 @@ WORK = {
     "/v1/chat/completions": Connection.chat,
     "/v1/completions": Connection.complete,
     "/v1/embeddings": Connection.embed,
+    **more.WORK,
 }
 PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found"}
 

@@ -8,10 +8,20 @@ import subprocess
 import httpx
 import pytest
 
+from gateway.domain.places import ENGINE_PATHS
 from nodeagent.drivers import asking
 from nodeagent.drivers.command import CommandDriver
 from tests.support.aio import run, until
 from tests.support.scripted import argv, ask, free_port, scripted
+
+NOT_ITS_OWN = (
+    "/completion",
+    "/embedding",
+    "/infill",
+    "/apply-template",
+    "/v1/chat/completions/input_tokens",
+    "/pooling",
+)
 
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "a b c"}]}
 
@@ -134,3 +144,23 @@ def test_it_crashes_as_told() -> None:
             frames += [line for line in answer.iter_lines() if "content" in line]
     with pytest.raises(OSError, match="refused"):
         ask(endpoint, "/script/counters")
+
+
+def test_it_has_every_endpoint_a_gateway_passes_on() -> None:
+    with scripted(without="/v1/images/edits,by_id") as endpoint:
+        for path in ENGINE_PATHS:
+            there = httpx.post(f"{endpoint}{path}").status_code
+            missing = path == "/v1/images/edits" or path in NOT_ITS_OWN
+            assert there == (404 if missing else 400), path
+            if not missing:
+                assert httpx.get(f"{endpoint}{path}").status_code == 405
+                assert httpx.post(f"{endpoint}{path}", json={}).status_code == 200, path
+        assert httpx.get(f"{endpoint}/v1/responses/resp_00000001").status_code == 404
+    with scripted() as endpoint:
+        made = httpx.post(f"{endpoint}/v1/responses", json={"input": "x"}).json()
+        url = f"{endpoint}/v1/responses/{made['id']}"
+        assert httpx.get(url).json()["output"] == made["output"]
+        assert httpx.post(url).status_code == 405
+        assert httpx.post(f"{url}/cancel").json()["status"] == "cancelled"
+        assert httpx.delete(url).json()["deleted"]
+        assert httpx.get(url).status_code == 404
