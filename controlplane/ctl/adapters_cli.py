@@ -50,7 +50,12 @@ def register(
 
     @adapter.command("add")
     @click.argument("name")
-    @click.option("--base", required=True, metavar="MODEL", help="The model it was trained for.")
+    @click.option(
+        "--base",
+        required=True,
+        metavar="MODEL",
+        help="The model it was trained for, or an alias of it.",
+    )
     @click.option(
         "--source",
         required=True,

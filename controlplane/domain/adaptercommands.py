@@ -51,7 +51,7 @@ def _add(scene: Scene, actor: str, body: AdapterAdd) -> Accepted | Rejected:
     if problems:  # 1
         sentence = f"{problems[0].path}: {problems[0].sentence}"
         return Rejected(code=codes.INVALID, sentence=sentence, problems=tuple(problems))
-    base = world.models.get(body.base)
+    base = names.model_called(world.models, body.base)
     if base is None:  # 2
         return catalog.not_found(world.models, body.base)
     if base.max_loaded_adapters <= 0:

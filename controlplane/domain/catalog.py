@@ -84,10 +84,10 @@ def evolve(models: Mapping[str, Model], change: Change) -> Mapping[str, Model]:
 
 def not_found(models: Mapping[str, Model], name: str) -> Rejected:
     """The refusal of a command about a model that does not exist."""
-    for model in models.values():
-        if name in model.aliases:
-            sentence = f"{name!r} is an alias; the model is called {model.name!r}"
-            return Rejected(code=codes.NOT_FOUND, sentence=sentence)
+    model = names.model_called(models, name)
+    if model is not None:
+        sentence = f"{name!r} is an alias; the model is called {model.name!r}"
+        return Rejected(code=codes.NOT_FOUND, sentence=sentence)
     near = get_close_matches(name, models, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return Rejected(code=codes.NOT_FOUND, sentence=f"there is no model {name!r}{hint}")

@@ -23,6 +23,12 @@ def by_base(adapters: Mapping[str, Adapter]) -> dict[str, list[Adapter]]:
     return found
 
 
+def model_called(models: Mapping[str, Model], name: str) -> Model | None:
+    """The model of that name or alias; a name wins over an alias."""
+    found = models.get(name)
+    return found or next((model for model in models.values() if name in model.aliases), None)
+
+
 def listed(names: Iterable[str]) -> str:
     """Names for a sentence, the first few of them."""
     known = list(names)

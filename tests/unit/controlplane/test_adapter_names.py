@@ -41,6 +41,20 @@ def test_scn_d3_an_adapter_takes_no_name_that_has_a_meaning(yard: AdapterYard, n
     assert "new" not in yard.world.adapters
 
 
+def test_an_adapter_may_be_added_to_its_base_by_an_alias(yard: AdapterYard) -> None:
+    outcome = yard.add_adapter("new", "big")
+    assert outcome.status == "accepted", outcome.sentence
+    assert outcome.sentence.startswith("new added to llama, ")
+    added = yard.adapter("new")
+    assert (added.base, added.base_incarnation) == (
+        "llama",
+        yard.world.models["llama"].incarnation,
+    )
+    exists(yard.add_adapter("llama", "big"), "'llama'")
+    unknown = yard.add_adapter("other", "bigg")
+    assert (unknown.status, unknown.code) == ("rejected", codes.NOT_FOUND)
+
+
 @pytest.mark.parametrize("name", ["sql", "db"])
 def test_scn_d3_a_model_takes_no_name_of_an_adapter(yard: AdapterYard, name: str) -> None:
     exists(yard.do(ModelAdd(entry=entry(name))), repr(name))
