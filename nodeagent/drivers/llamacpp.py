@@ -80,15 +80,10 @@ class LlamacppDriver:
         cannot be found out), and whether it sees a GPU here."""
         with ThreadPoolExecutor(1) as beside:
             sees_gpu = beside.submit(self._sees_gpu)
-            # It brings numpy; only who asks pays for that, while the engine looks for its devices.
-            import gguf
-
             return EngineInfo(
                 name=self.engine,
                 version=self._version(),
-                architectures=architectures_of(
-                    self._libraries(), set(gguf.MODEL_ARCH_NAMES.values())
-                ),
+                architectures=architectures_of(self._libraries(), _known_architectures()),
                 card_kinds=("cpu", "gpu") if sees_gpu.result() else ("cpu",),
             )
 
@@ -186,6 +181,21 @@ class LlamacppDriver:
             argv, capture_output=True, timeout=10, check=False, env=self._environment
         )
         return (told.stderr + b"\n" + told.stdout).decode(errors="replace")
+
+
+def _known_architectures() -> set[str]:
+    """The names the gguf package knows. Read out of its one file that holds them: the package itself brings
+    numpy, which takes as long as the rest of the agent's start."""
+    package = importlib.util.find_spec("gguf")
+    assert package is not None, "a dependency of ours"
+    assert package.origin is not None
+    path = Path(package.origin).with_name("constants.py")
+    found = importlib.util.spec_from_file_location("gguf_constants", path)
+    assert found is not None
+    assert found.loader is not None
+    constants = importlib.util.module_from_spec(found)
+    found.loader.exec_module(constants)
+    return set(constants.MODEL_ARCH_NAMES.values())
 
 
 def _lists_gpu(told: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from nodeagent.drivers.llamacpp import LlamacppDriver
 from schemas.model import SecretRef
 from schemas.plan import Launch
 
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "the-key-of-this-launch"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/home/x", "YARD_NATS_URL": "nats://x"}
 
@@ -214,6 +216,17 @@ def test_drivers_say_what_they_are(tmp_path: Path) -> None:
     server.chmod(server.stat().st_mode | stat.S_IXUSR)
     assert LlamacppDriver(str(server)).info().version == "llama-server 6999 (abcdef)"
     assert "unknown" in LlamacppDriver(str(tmp_path / "gone")).info().version
+
+
+def test_the_names_gguf_knows_are_had_without_what_it_brings() -> None:
+    ask = (
+        "import sys\nfrom nodeagent.drivers.llamacpp import LlamacppDriver\n"
+        "LlamacppDriver().info()\nassert 'numpy' not in sys.modules\n"
+        "import gguf\nfrom nodeagent.drivers import llamacpp\n"
+        "assert llamacpp._known_architectures() == set(gguf.MODEL_ARCH_NAMES.values())\n"
+    )
+    # In a process of its own: tests bring numpy themselves.
+    subprocess.run([sys.executable, "-c", ask], check=True, cwd=ROOT)
 
 
 def test_no_driver_claims_what_it_does_not_implement() -> None:
