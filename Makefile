@@ -7,7 +7,7 @@ MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast test-gpu check lint docs bench
+.PHONY: help setup demo up test test-fast test-gpu check lint docs bench bench-peers bench-gateway
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -53,3 +53,9 @@ bench: setup ## print the rows of the performance targets
 	@$(BIN)/python bench/proxy.py
 	@$(BIN)/python bench/mirror.py
 	@$(BIN)/python bench/adapters.py
+
+bench-peers: setup ## install what the gateway is compared with, each in an environment of its own
+	@$(BIN)/python bench/peers/peers.py
+
+bench-gateway: bench-peers ## compare the gateway with nginx and the peers; writes docs/performance.md
+	@$(BIN)/python bench/gateway.py
