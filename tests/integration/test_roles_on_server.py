@@ -92,7 +92,7 @@ async def deaf(client: Client, refusals: Refusals, subject: str) -> bool:
 # user -> subjects it may publish, subjects it may not
 PUBLISH = {
     "control": (
-        ["yard.evt.model.m", "yard.evt.plan.n1", "yard.evt.leader.log"],
+        ["yard.evt.model.m", "yard.evt.plan.n1", "yard.evt.key.k", "yard.evt.leader.log"],
         [
             "yard.evt.replica.n1.r",
             "yard.evt.card.n1.cpu",
@@ -106,6 +106,9 @@ PUBLISH = {
         [
             "yard.evt.model.m",
             "yard.evt.activation.m.any",
+            "yard.evt.key.k",
+            "yard.cmd.gateway.key.create",
+            "yard.cmd.admin.key.create",
             "yard.cmd.gateway.model.add",
             "yard.cmd.admin.model.activate",
             "yard.rpc.cards.n1",
@@ -134,6 +137,8 @@ PUBLISH = {
             "yard.evt.slots.n2.r-1",
             "yard.evt.model.m",
             "yard.evt.adapter.a",
+            "yard.evt.key.k",
+            "yard.cmd.agent-n1.key.create",
             "yard.cmd.agent-n1.model.add",
             "$JS.API.CONSUMER.CREATE.YARD_EVENTS.c.yard.evt.key.>",
             "$JS.API.CONSUMER.CREATE.YARD_EVENTS.c.yard.evt.job.>",
@@ -141,10 +146,16 @@ PUBLISH = {
         ],
     ),
     "admin": (
-        ["yard.cmd.admin.model.add", "yard.rpc.replica_logs.n1", "yard.rpc.cards.n1"],
+        [
+            "yard.cmd.admin.model.add",
+            "yard.cmd.admin.key.create",
+            "yard.rpc.replica_logs.n1",
+            "yard.rpc.cards.n1",
+        ],
         [
             "yard.cmd.gateway.model.activate",
             "yard.evt.model.m",
+            "yard.evt.key.k",
             "$JS.API.STREAM.DELETE.YARD_EVENTS",
         ],
     ),
@@ -153,7 +164,9 @@ PUBLISH = {
         [
             "yard.cmd.admin.model.add",
             "yard.cmd.viewer.model.add",
+            "yard.cmd.viewer.key.create",
             "yard.evt.model.m",
+            "yard.evt.key.k",
             "yard.rpc.x.n1",
         ],
     ),
