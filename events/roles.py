@@ -75,12 +75,19 @@ def gateway(prefix: str = PREFIX) -> Role:
         publish=(
             f"{prefix}.cmd.gateway.model.activate",
             f"{prefix}.beacon.gateway.*",
+            f"{prefix}.beacon.limits.*",
             # It asks agents for adapters; what a person asks them goes by other names.
             f"{prefix}.rpc.adapters.*",
             "$JS.API.INFO",
             *_reader("EVENTS", prefix),
         ),
-        subscribe=(_inbox("gateway"), f"{prefix}.beacon.agent.*", f"{prefix}.beacon.leader.*"),
+        subscribe=(
+            _inbox("gateway"),
+            f"{prefix}.beacon.agent.*",
+            f"{prefix}.beacon.leader.*",
+            # Gateways share the limits of keys among themselves.
+            f"{prefix}.beacon.limits.*",
+        ),
     )
 
 

@@ -26,7 +26,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     `status` 499 with code `client_gone`: nobody was there to be answered. `moves` counts how often
     the request lost its replica. `why` is the reason of an answer that was cut. `scope` is the card
     whose base URL was asked, as `node~card`. `adapter` is the catalog's name of the adapter that was asked for,
-    `how` how it came to be there.
+    `how` how it came to be there. `key` is the id of the caller's API key.
     """
 
     time: datetime
@@ -50,6 +50,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     scope: str = ""
     adapter: str = ""
     how: str = ""
+    key: str = ""
 
 
 class AccessLog:

@@ -67,7 +67,7 @@ class Activator:
             self._asked.get(key),
             model=model,
             scope=scope,
-            oldest_joined_s=gateway.room.oldest_joined_s(key),
+            oldest_joined_s=gateway.oldest_asking_s(key),
             refused=standing_refusal(table, model, entry, now) is not None,
             reached=not table.routable(model, scope) and table.may_ask_for(scope),
             now_s=gateway.clock.now_s(),

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import structs
 
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import unknown
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.cors import preflight_headers
+from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.oncards import is_served, missing_card, not_served
+from gateway.domain.rights import forbidden, visible
 from gateway.domain.status import adapter_card, model_card, model_list
 from gateway.domain.table import Table
 from gateway.gateway import Gateway
@@ -36,7 +39,9 @@ class Admin:
         self._timelines = timelines
         metrics.watch(self.gauges)
 
-    async def serve(self, place: Place, request: Request, respond: Responder) -> Answer | int:
+    async def serve(
+        self, place: Place, request: Request, respond: Responder, caller: Caller = ANYBODY
+    ) -> Answer | int:
         """Answers, returning the status; or returns the refusal for the caller to write."""
         match place.kind:
             case "preflight":
@@ -53,9 +58,10 @@ class Admin:
             case "timeline":
                 return await self._timeline(request, respond)
             case "models":
-                return await self._models(respond, place.on)
+                return await self._models(respond, place.on, caller)
             case "model":
-                return await self._model(place.model, respond, place.on)
+                refused = forbidden(caller, place.model, self._gateway.table)
+                return refused or await self._model(place.model, respond, place.on)
             case "bad_card_name":
                 return answer("invalid_request", "The node or the card in the path is not UTF-8.")
             case "bad_model_id":
@@ -99,7 +105,7 @@ class Admin:
             return answer("not_found", f"No timeline of a request {wanted!r} is kept.")
         return await _json(respond, 200, shown(found, self._gateway.clock))
 
-    async def _models(self, respond: Responder, on: CardRef | None) -> Answer | int:
+    async def _models(self, respond: Responder, on: CardRef | None, caller: Caller) -> Answer | int:
         gateway = self._gateway
         table = gateway.table
         if table is None:
@@ -116,7 +122,8 @@ class Admin:
             ejected=gateway.standing().ejected,
             scope=scope,
         )
-        await respond.send(200, (JSON,), msgspec.json.encode(listed))
+        shown_to = structs.replace(listed, data=visible(caller, listed.data))
+        await respond.send(200, (JSON,), msgspec.json.encode(shown_to))
         return 200
 
     async def _model(self, name: str, respond: Responder, on: CardRef | None) -> Answer | int:

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,15 @@ from events.jetstream import JetStreamLog, JetStreamWire
 from events.log import EventLog, Wire
 from events.roles import inbox_prefix
 from events.secrets import read_secret, yard_secret_path
-from events.service import Service
+from events.service import FatalError, Service
 from gateway.accesslog import AccessLog
 from gateway.activator import Activator
 from gateway.adapters import Adapters
 from gateway.admin import Admin
 from gateway.beacons import Beacons
+from gateway.callers import Callers
 from gateway.clock import LoopClock
+from gateway.domain.doors import is_loopback, why_not_listen
 from gateway.domain.snapshot import restore
 from gateway.endpoints import EngineKey, Inference
 from gateway.follower_task import TableFollower
@@ -37,6 +39,8 @@ from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits, ServerLimits
 from gateway.http.server import Server, serve
 from gateway.keys import engine_keys
+from gateway.limits import Limits
+from gateway.limitsbeacon import LimitsBeacons
 from gateway.metrics import Metrics
 from gateway.probe import Prober
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
@@ -64,6 +68,7 @@ class RunningGateway:
     adapters: Adapters
     client: EngineClient
     snapshots: SnapshotWriter
+    limits: Limits
 
     @property
     def port(self) -> int:
@@ -124,8 +129,19 @@ async def run_gateway(
         activator.forget_model(model)
 
     gateway.on_model_gone = model_gone
+    limits = Limits(gateway, incarnation)
+    limits_beacons = LimitsBeacons(gateway, wire, limits)
+    host, _, _ = settings.listen.rpartition(":")
+    callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))
     inference = Inference(
-        gateway, client, metrics, timelines, adapters, engine_key=engine_key, new_exchange=Exchange
+        gateway,
+        client,
+        metrics,
+        timelines,
+        adapters,
+        limits,
+        engine_key=engine_key,
+        new_exchange=Exchange,
     )
     admin = Admin(gateway, metrics, timelines)
     access = access or AccessLog()
@@ -135,6 +151,7 @@ async def run_gateway(
         admin,
         metrics,
         access,
+        callers,
         new_request_id=request_ids(secrets.token_hex(8)),
     )
     # Before the first ask: what agents say of its pins must not be missed.
@@ -143,12 +160,15 @@ async def run_gateway(
         async with group:
             tasks = [group.create_task(follower.run(), name="follower")]
             await _first_table(gateway, prober, path, synced)
+            _may_listen(gateway, [host], settings)
+            await limits_beacons.introduce()
             server = await _listen(handler, settings)
             beating = group.create_task(beacons.run(), name="beacons")
             tasks += [
                 group.create_task(snapshots.run(), name="snapshots"),
                 group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
             ]
+            sharing = group.create_task(limits_beacons.run(), name="limits")
             log.info("gateway listens", extra={"gateway": gateway_id, "port": server.port})
             try:
                 yield RunningGateway(
@@ -160,14 +180,17 @@ async def run_gateway(
                     adapters=adapters,
                     client=client,
                     snapshots=snapshots,
+                    limits=limits,
                 )
                 await _drain(gateway, server, beacons, adapters)
             finally:
                 await server.close()
             # Nothing may follow the last word.
             beating.cancel()
-            await asyncio.wait([beating])
+            sharing.cancel()
+            await asyncio.wait([beating, sharing])
             await beacons.leave()
+            await limits_beacons.leave()
             await snapshots.write_now()
             for task in tasks:
                 task.cancel()
@@ -176,6 +199,7 @@ async def run_gateway(
             prober.close()
     finally:
         await agents.close()
+        await limits_beacons.close()
         await client.close()
         gateway.close()
         access.flush()
@@ -206,6 +230,14 @@ async def _first_table(gateway: Gateway, prober: Prober, path: Path, synced: asy
         )
         return
     await synced.wait()  # 3
+
+
+def _may_listen(gateway: Gateway, hosts: Sequence[str], settings: GatewaySettings) -> None:
+    """Raises FatalError where the port would be open to others and nobody had to say who they are."""
+    table = gateway.table
+    any_key = table is not None and table.keys.any
+    if problem := why_not_listen(hosts, settings.keys, any_key=any_key):
+        raise FatalError(problem)
 
 
 async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:

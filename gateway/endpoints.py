@@ -14,6 +14,7 @@ from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
+from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.model_rewrite import Span, patch
 from gateway.domain.names import Place
 from gateway.domain.places import RESPONSE, RESPONSES
@@ -28,6 +29,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.messages import Request, Responder
 from gateway.http.outgoing import INLINE_BODY, Outgoing
 from gateway.intake import Intake, read_intake, response_unknown
+from gateway.limits import Grant, Limits
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
@@ -50,7 +52,8 @@ class Served:
 
     `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
     be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
-    however many replicas (None: no agent was asked).
+    however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
+    caller's key, `tokens` what it used (None: nobody told).
     """
 
     status: int = 0
@@ -67,6 +70,16 @@ class Served:
     sent_bytes: int = 0
     complete: bool = True
     why: str = ""
+    caller: Caller = ANYBODY
+    grant: Grant | None = None
+    tokens: int | None = None
+
+    def end(self) -> None:
+        """The request is over: what it held of its key's limits is given back, what it used is charged. Where
+        nobody told its tokens, an answer counts for what was reserved for it."""
+        if self.grant is not None:
+            estimate = self.grant.estimate if self.sent_bytes and self.status < 400 else 0
+            self.grant.end(estimate if self.tokens is None else self.tokens)
 
 
 class Sending:
@@ -167,6 +180,7 @@ class Inference:
         metrics: Metrics,
         timelines: Timelines,
         adapters: Adapters,
+        limits: Limits,
         *,
         engine_key: EngineKey,
         new_exchange: Callable[[Callable[[], None]], Exchange],
@@ -176,6 +190,7 @@ class Inference:
         self._metrics = metrics
         self._timelines = timelines
         self._adapters = adapters
+        self._limits = limits
         self._engine_key = engine_key
         self._new_exchange = new_exchange
         self._responses = ResponseIds()
@@ -198,6 +213,10 @@ class Inference:
             await reply(respond, intake, served)
             return
         fields = intake.fields
+        refused = self._enter(served, intake, request, respond)
+        if refused is not None:
+            await reply(respond, refused, served)
+            return
         deadline_s: float | None = None
         unplanned = planned = 0
         accepted = False
@@ -258,6 +277,21 @@ class Inference:
             else:
                 return
 
+    def _enter(
+        self, served: Served, intake: Intake, request: Request, respond: Responder
+    ) -> Answer | None:
+        """Whether its key lets the request in; what its limits are then is told with any answer."""
+        caller = served.caller
+        if caller.key is None:
+            return None
+        entered = self._limits.enter(caller, intake.fields, request.body.size)
+        for name, value in self._limits.headers(caller):
+            respond.add_header(name, value)
+        if isinstance(entered, Answer):
+            return entered
+        served.grant = entered
+        return None
+
     def _exchange(self, timeline: Timeline) -> Exchange:
         clock = self._gateway.clock
         return self._new_exchange(lambda: timeline.mark("written_to_engine", clock.now_s()))
@@ -296,6 +330,8 @@ class Inference:
                 abort=exchange.abort,
                 on=sending.on,
                 seeking=sending.seeking,
+                # One that was served here before its replica went is not refused because of that.
+                caller=ANYBODY if served.moves else served.caller,
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )

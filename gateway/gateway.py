@@ -8,7 +8,6 @@ I/O: requests, log, engines and files are the affair of the tasks around it.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from gateway.adapterdesk import Adapted, AdapterDesk, Seeking
 from gateway.clock import Clock
@@ -33,6 +32,7 @@ from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
 from gateway.domain.oncards import no_cards_yet
 from gateway.domain.pins import Pins
+from gateway.domain.rights import may_not_wait
 from gateway.domain.routing import (
     SERVING_PHASES,
     Loss,
@@ -52,6 +52,7 @@ from gateway.domain.table import (
 )
 from gateway.domain.usage import Usage
 from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
+from gateway.inhand import Asked, Run, Ticket
 from schemas.model import Model
 from schemas.replica import Replica
 from schemas.settings import GatewaySettings
@@ -66,50 +67,6 @@ RESTED = ("parked", "starting")
 """Phases a replica serves again from, if it ever does; `starting`: also when it resumes."""
 
 DEFAULT_WAIT_S = GatewaySettings().wait_s
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """One request at one replica, counted as in use until `Gateway.finish`.
-
-    `abort` closes the engine's connection; `lost` says how the log ended it, when it did. `model` is the
-    catalog's; `adapted` is what a request for an adapter of it has there.
-    """
-
-    model: str
-    replica: Replica
-    abort: Callable[[str], None]
-    has_byte: bool = False
-    lost: Loss | None = None
-    adapted: Adapted | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a waiting request will ask of an engine; `abort` as in Run.
-
-    `seeking` is what one for an adapter has met so far.
-    """
-
-    name: str
-    path: str
-    abort: Callable[[str], None]
-    on: CardRef | None = None
-    seeking: Seeking | None = None
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A place in the waiting room. `outcome` comes exactly once: the run that was begun for it, the answer,
-    or None (look again).
-
-    `on_asked` is called when a wish for its model goes out while it waits.
-    """
-
-    waiter: Waiter
-    asked: Asked | None
-    on_asked: Callable[[], None]
-    outcome: "asyncio.Future[Run | Answer | None]" = field(repr=False)
 
 
 class Gateway:
@@ -142,6 +99,7 @@ class Gateway:
         self.on_model_gone: Callable[[str], None] = lambda model: None
         self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
         self._tickets: dict[int, Ticket] = {}
+        self._some_may_not_start = False
         self._runs: dict[str, set[Run]] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._grace_timers: set[asyncio.TimerHandle] = set()
@@ -247,6 +205,10 @@ class Gateway:
         table = self.table
         assert table is not None, "without a table there is no model to wait for"
         key = (model.name, scope)
+        if asked is not None and not asked.caller.may_activate:
+            if refused := may_not_wait(asked.caller, table, key):
+                return refused
+            self._some_may_not_start = True
         joined = self.room.join(
             key,
             size_bytes=size_bytes,
@@ -421,9 +383,31 @@ class Gateway:
                 )
                 self._resolve(key, told, reply)
             case Keep():
-                pass
+                self._turn_away(key)
         # Also when nobody is left: the wish that was open is decided or not needed any more.
         self.on_demand(key)
+
+    def oldest_asking_s(self, key: Key) -> float | None:
+        """Since when somebody waits for `key` who may have it started."""
+        if not self._some_may_not_start:
+            return self.room.oldest_joined_s(key)
+        for ticket in self._tickets.values():
+            asked = ticket.asked
+            if ticket.waiter.key == key and (asked is None or asked.caller.may_activate):
+                return ticket.waiter.joined_s
+        return None
+
+    def _turn_away(self, key: Key) -> None:
+        """Answers those who may not start what nobody starts any more."""
+        table = self.table
+        if not self._some_may_not_start or table is None:
+            return
+        for ticket in list(self._tickets.values()):
+            if ticket.waiter.key != key or ticket.asked is None:
+                continue
+            refused = may_not_wait(ticket.asked.caller, table, key)
+            if refused is not None and self.room.leave(ticket.waiter.ticket):
+                self._resolve(key, (ticket.waiter,), refused)
 
     def _refuse_adapters(self, bases: set[str]) -> None:
         """Answers those who wait for an adapter of these models that is not to be had any more."""

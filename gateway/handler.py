@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gateway.accesslog import AccessLine, AccessLog
 from gateway.admin import Admin
+from gateway.callers import Callers
 from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
 from gateway.domain.envelopes import envelope
@@ -37,6 +38,7 @@ class RequestHandler:
         admin: Admin,
         metrics: Metrics,
         access: AccessLog,
+        callers: Callers,
         *,
         new_request_id: Callable[[], str],
     ) -> None:
@@ -45,6 +47,7 @@ class RequestHandler:
         self._admin = admin
         self._metrics = metrics
         self._access = access
+        self._callers = callers
         self._new_request_id = new_request_id
 
     async def __call__(self, request: Request, respond: Responder) -> None:
@@ -61,10 +64,15 @@ class RequestHandler:
             for name, value in respond.envelope.headers():
                 respond.add_header(name, value)
         try:
-            if place.kind == "inference":
+            caller = self._callers.identify(place.kind, request)
+            if isinstance(caller, Answer):
+                await reply(respond, caller, served)
+            elif place.kind == "inference":
+                served.caller = caller
                 await self._inference.serve(place, request, respond, timeline, served)
             else:
-                found = await self._admin.serve(place, request, respond)
+                served.caller = caller
+                found = await self._admin.serve(place, request, respond, caller)
                 if isinstance(found, Answer):
                     await reply(respond, found, served)
                 else:
@@ -83,6 +91,7 @@ class RequestHandler:
             served.status, served.code = 500, "internal_error"
             raise
         finally:
+            served.end()
             if place.kind == "inference":
                 self._metrics.count(served.model, served.code)
                 if served.adapter_waited_s is not None:
@@ -114,6 +123,7 @@ class RequestHandler:
                 scope=served.scope,
                 adapter=served.adapter,
                 how=served.how,
+                key=served.caller.id,
                 waited_ms=round(served.waited_s * 1000),
                 duration_ms=round((clock.now_s() - request.received_at) * 1000),
                 moves=served.moves,

@@ -33,17 +33,23 @@ class GatewayBeacon(Struct, frozen=True, kw_only=True):
 
 class KeyUse(Struct, frozen=True, array_like=True):
     """What a key used at one gateway: requests admitted and tokens charged since that gateway's incarnation began
-    (both only grow), and requests running or waiting now."""
+    (both only grow), and requests running or waiting now. `held` are the tokens reserved for those; `recent_…` what
+    of the sums is of the last 60 s, for who hears of the key for the first time."""
 
     requests: int
     tokens: int
     running: int
+    held: int = 0
+    recent_requests: int = 0
+    recent_tokens: int = 0
 
 
 class LimitsBeacon(Struct, frozen=True, kw_only=True):
     """Every second between gateways, and at once when much of a share is used: what limits are shared by.
 
-    `keys` lists those used in the last 60 s, by id. `inflight` counts requests by replica.
+    `keys` lists those used in the last 60 s, by id. `inflight` counts requests by replica. `heard` is the last
+    number heard of each other incarnation: what it told by then is counted here too. `asks`: others shall tell theirs
+    at once, because somebody waits for it.
     """
 
     gateway: str
@@ -52,6 +58,8 @@ class LimitsBeacon(Struct, frozen=True, kw_only=True):
     keys: dict[str, KeyUse] = {}
     inflight: dict[str, int] = {}
     leaving: bool = False
+    heard: dict[str, int] = {}
+    asks: bool = False
 
 
 class EngineCounters(Struct, frozen=True, kw_only=True):

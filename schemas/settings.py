@@ -143,6 +143,12 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins a browser may call from; `*` = any.")
     ] = ("*",)
+    keys: Annotated[
+        Literal["auto", "required", "off"],
+        Meta(
+            description="Whether requests need an API key; `auto` = as soon as the yard has one, and always beyond loopback."
+        ),
+    ] = "auto"
 
 
 class StaticCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

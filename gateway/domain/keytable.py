@@ -32,6 +32,11 @@ class Caller(Struct, frozen=True, kw_only=True):
         """The key's id for logs and sums; empty without one."""
         return "" if self.key is None else self.key.id
 
+    @property
+    def may_activate(self) -> bool:
+        """Whether its requests may start a model that is not running."""
+        return self.key is None or self.key.may_activate
+
 
 ANYBODY: Final = Caller()
 
@@ -62,6 +67,11 @@ class KeyTable:
         """Something was stored about this key that is not understood here; what was known before stays."""
         if id not in self.keys:
             self.unreadable.add(id)
+
+
+def looks_like_ours(presented: str) -> bool:
+    """Whether a text has the form of a key of some yard."""
+    return presented.startswith(f"{KEY_PREFIX}_")
 
 
 def identify(

@@ -9,7 +9,9 @@ from typing import Final
 
 from msgspec import structs
 
+from gateway.domain.admission import ON_ITS_WAY
 from gateway.domain.answers import Answer, answer
+from gateway.domain.demand import is_pending
 from gateway.domain.keytable import Caller
 from gateway.domain.status import ModelCard
 from gateway.domain.table import Table
@@ -111,13 +113,21 @@ def visible(caller: Caller, cards: Iterable[ModelCard]) -> tuple[ModelCard, ...]
     return tuple(seen)
 
 
-def may_not_start(caller: Caller, model: str) -> Answer | None:
-    """403 for who would start a model that does not run with a key that is not for that."""
-    key = caller.key
-    if key is None or key.may_activate:
+def may_not_wait(caller: Caller, table: Table, key: tuple[str, str]) -> Answer | None:
+    """403 for who may not start models and would wait for one, in a scope, that nobody starts. One that runs, and
+    only does not answer this gateway, or that is on its way for somebody else may be waited for."""
+    own = caller.key
+    if own is None or own.may_activate:
+        return None
+    model, scope = key
+    if (
+        is_pending(table.activation(model, scope))
+        or table.routable(model, scope)
+        or any(r.phase in ON_ITS_WAY for r in table.replicas_of(model, scope))
+    ):
         return None
     return answer(
         "key_may_not_activate",
-        f"The model {model!r} is not running, and the API key {key.name!r} may not start it.",
+        f"The model {model!r} is not running, and the API key {own.name!r} may not start it.",
         param="model",
     )

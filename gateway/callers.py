@@ -1,0 +1,87 @@
+"""Finds out who sends a request, before anything of its body is read: the key in its headers, if one is needed.
+
+What a client presented is compared and forgotten: it is in no log, no answer, and no engine's request.
+"""
+
+from typing import Final
+
+from gateway.domain.answers import Answer
+from gateway.domain.doors import KeysNeeded, is_loopback, needs_key
+from gateway.domain.keytable import ANYBODY, Caller, identify, looks_like_ours
+from gateway.domain.names import Kind
+from gateway.gateway import Gateway
+from gateway.http.messages import Request
+
+_OPEN: Final[frozenset[Kind]] = frozenset(
+    {
+        "preflight",
+        "healthz",
+        "readyz",
+        # Shown to this machine alone (gateway/admin.py).
+        "timeline",
+        # These say what is wrong with the address, whoever asked.
+        "method_not_allowed",
+        "route_not_forwarded",
+        "bad_model_id",
+        "bad_card_name",
+        "not_found",
+    }
+)
+"""What is answered to everybody."""
+
+_BEARER: Final = b"bearer "
+_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
+
+
+class Callers:
+    """`beyond_loopback`: others than this machine reach the gateway's port."""
+
+    def __init__(self, gateway: Gateway, setting: KeysNeeded, *, beyond_loopback: bool) -> None:
+        self._gateway = gateway
+        self._setting: KeysNeeded = setting
+        self._beyond_loopback = beyond_loopback
+        self._any_key = False
+
+    @property
+    def need_key(self) -> bool:
+        """Whether requests need one now. Once there was a key it stays so, whatever the log says later."""
+        table = self._gateway.table
+        if not self._any_key and table is not None and table.keys.any:
+            self._any_key = True
+        return needs_key(
+            self._setting, any_key=self._any_key, beyond_loopback=self._beyond_loopback
+        )
+
+    def identify(self, kind: Kind, request: Request) -> Caller | Answer:
+        """Who sends a request for a place of this kind; or the answer to it."""
+        if kind in _OPEN or (kind == "metrics" and is_loopback(request.peer)):
+            return ANYBODY
+        if not self.need_key:
+            return ANYBODY
+        gateway = self._gateway
+        table = gateway.table
+        return identify(
+            None if table is None else table.keys,
+            presented(request),
+            gateway.clock.now(),
+            needed=True,
+            synced=gateway.synced,
+        )
+
+
+def presented(request: Request) -> str | None:
+    """What the request presents as its key: the bearer token, else `x-api-key`, else `api-key`.
+
+    Clients that know several keys send several; the first that looks like one of ours counts.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, value in request.headers.items:
+        if name not in _HEADERS:
+            continue
+        if name == b"authorization":
+            if value[: len(_BEARER)].lower() != _BEARER:
+                continue
+            value = value[len(_BEARER) :]
+        found.setdefault(name, value.strip())
+    given = [found[name].decode("latin-1") for name in _HEADERS if found.get(name)]
+    return next((key for key in given if looks_like_ours(key)), given[0] if given else None)

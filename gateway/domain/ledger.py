@@ -1,0 +1,233 @@
+"""Keeps the books of all keys with limits, and knows which gateways share them: what each told, and what it has heard.
+
+One gateway's state, owned by gateway/limits.py. It must not do I/O or ask a clock; times are seconds of the
+gateway's own, whether it is connected is an argument.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Final
+
+from gateway.domain.ratelimits import UNUSED, Reading, Refused
+from gateway.domain.shares import KeyBook
+from schemas.beacons import KeyUse, LimitsBeacon
+from schemas.key import Key
+
+GONE_AFTER_S: Final = 3.0
+"""Who was not heard for this long shares no limit any more."""
+
+FORGOTTEN_AFTER_S: Final = 120.0
+"""What it told is kept longer, so that it does not count twice when it comes back."""
+
+
+class _Peer:
+    """Another gateway, in one of its lives. `acked`: the number of ours it surely has heard; `knows`: it said so itself."""
+
+    __slots__ = ("acked", "heard_s", "inflight", "keys", "knows", "live", "n")
+
+    def __init__(self, acked: int) -> None:
+        self.acked = acked
+        self.knows = False
+        self.live = True
+        self.n = 0
+        self.heard_s = 0.0
+        self.keys: dict[str, KeyUse] = {}
+        self.inflight: Mapping[str, int] = {}
+
+
+class Ledger:
+    """`gateways` is how many share each limit, this one among them; `known` whether all others know of it.
+
+    Incarnations are ids in the order of their making. `pressed`: others should hear of what was used here, and say so,
+    sooner than within a second.
+    """
+
+    def __init__(self, gateway: str, incarnation: str) -> None:
+        self.gateways = 1
+        self.known = True
+        self.pressed = False
+        self._gateway = gateway
+        self._incarnation = incarnation
+        self._n = 0
+        self._acked = 0
+        self._books: dict[str, KeyBook] = {}
+        self._unheard: set[str] = set()
+        self._peers: dict[str, _Peer] = {}
+        self._inflight: dict[str, int] = {}
+        self._listening_since_s: float | None = None
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def admit(self, key: Key, tokens: int, now_s: float) -> Refused | int:
+        """Counts a request of this key that may take so many tokens, until `end`; or says what has no room.
+
+        Returns how many tokens it holds: one that may take more than the whole limit is admitted once nothing of the
+        limit is used.
+        """
+        if key.tpm and tokens > key.tpm:
+            tokens = key.tpm
+        book = self._books.get(key.id)
+        if book is None:
+            book = self._books[key.id] = KeyBook()
+        told = book.admit(key, tokens, int(now_s), gateways=self.gateways, known=self.known)
+        if isinstance(told, Refused):
+            self.pressed = self.pressed or told.asks
+            return told
+        if told:
+            self.pressed = True
+        return tokens
+
+    def end(self, key: Key, held: int, used: int, now_s: float) -> None:
+        """A request of it ended that held so many tokens and used so many."""
+        self._books[key.id].end(held, used, int(now_s))
+
+    def read(self, key: Key, now_s: float) -> Reading:
+        """What is used of its limits."""
+        book = self._books.get(key.id)
+        return UNUSED if book is None else book.read(int(now_s))
+
+    # -- beacons ---------------------------------------------------------------------------------
+
+    def tell(
+        self, now_s: float, inflight: Mapping[str, int], *, leaving: bool = False
+    ) -> LimitsBeacon:
+        """The next beacon; counts up `n`."""
+        self._n += 1
+        second = int(now_s)
+        keys: dict[str, KeyUse] = {}
+        for id, book in self._books.items():
+            use = book.tell(self._n, second)
+            if use is not None:
+                keys[id] = use
+                self._unheard.add(id)
+        asks, self.pressed = self.pressed, False
+        if self.gateways == 1:
+            self._heard_until(self._n)
+        return LimitsBeacon(
+            gateway=self._gateway,
+            incarnation=self._incarnation,
+            n=self._n,
+            keys=keys,
+            inflight=dict(inflight),
+            leaving=leaving,
+            heard={of: peer.n for of, peer in self._peers.items() if peer.live},
+            asks=asks,
+        )
+
+    def hear(self, beacon: LimitsBeacon, now_s: float) -> bool:
+        """Takes in another gateway's beacon; True: it waits for the next of ours.
+
+        1. our own, or one that a later one has overtaken: nothing
+        2. the first of a life: what it told by now is not known to be of the last minute but for what it says so.
+           It can use a share no sooner than it has heard our next beacon, so all told before counts as heard
+        3. sums only grow: what they grew by is counted now, never more than is recent
+        4. it says which of ours it has heard
+        """
+        if beacon.incarnation == self._incarnation:  # 1
+            return False
+        peer = self._peers.get(beacon.incarnation)
+        first = peer is None
+        if peer is None:  # 2
+            peer = self._peers[beacon.incarnation] = _Peer(self._n)
+        elif beacon.n <= peer.n:
+            return False
+        back = not peer.live
+        if back:
+            peer.live, peer.acked, peer.knows = True, self._n, False
+        peer.n = beacon.n
+        peer.heard_s = now_s
+        second = int(now_s)
+        for id, use in beacon.keys.items():  # 3
+            book = self._books.get(id)
+            if book is None:
+                book = self._books[id] = KeyBook()
+            before = peer.keys.get(id)
+            requests, tokens = use.recent_requests, use.recent_tokens
+            if before is not None:
+                requests = min(requests, use.requests - before.requests)
+                tokens = min(tokens, use.tokens - before.tokens)
+            book.hear(requests, tokens, second)
+            was_running, was_held = (before.running, before.held) if before and not back else (0, 0)
+            book.others_running += use.running - was_running
+            book.others_held += use.held - was_held
+        keys = dict(beacon.keys)
+        for id, use in peer.keys.items():
+            if id not in keys:
+                if not back:
+                    self._take_back(id, use)
+                # Its sums are still the base of what it tells next.
+                keys[id] = KeyUse(requests=use.requests, tokens=use.tokens, running=0)
+        peer.keys = keys
+        peer.inflight = beacon.inflight
+        acked = beacon.heard.get(self._incarnation)  # 4
+        if acked is not None:
+            peer.knows = True
+            peer.acked = max(peer.acked, acked)
+        if beacon.leaving:
+            self._gone(peer)
+        self._count()
+        return (beacon.asks or first or back) and not beacon.leaving
+
+    def look(self, now_s: float, *, connected: bool) -> None:
+        """Drops who is silent. Who cannot hear anybody knows of nobody's silence: it goes on sharing with those it
+        knew, and after that gives them as long as ever to be heard again."""
+        if not connected:
+            self._listening_since_s = None
+            return
+        if self._listening_since_s is None:
+            self._listening_since_s = now_s
+        for of, peer in list(self._peers.items()):
+            silent_s = now_s - max(peer.heard_s, self._listening_since_s)
+            if peer.live and silent_s > GONE_AFTER_S:
+                self._gone(peer)
+            if silent_s > FORGOTTEN_AFTER_S:
+                del self._peers[of]
+        self._count()
+
+    def forget(self, known: Container[str], now_s: float) -> None:
+        """Drops the books of keys that are not in the log any more, and that nothing is left of."""
+        second = int(now_s)
+        for id, book in list(self._books.items()):
+            if id not in known:
+                book.read(second)
+                if not book.is_used:
+                    del self._books[id]
+                    self._unheard.discard(id)
+
+    def inflight(self) -> Mapping[str, int]:
+        """Requests at each replica that the other gateways told of."""
+        return self._inflight
+
+    def _gone(self, peer: _Peer) -> None:
+        """What ran there has ended with it, as far as anybody can know; what was used stays used."""
+        peer.live = False
+        for id, use in peer.keys.items():
+            self._take_back(id, use)
+        peer.inflight = {}
+
+    def _take_back(self, id: str, use: KeyUse) -> None:
+        book = self._books.get(id)
+        if book is not None:
+            book.others_running -= use.running
+            book.others_held -= use.held
+
+    def _count(self) -> None:
+        live = [peer for peer in self._peers.values() if peer.live]
+        self.gateways = 1 + len(live)
+        # Of two that meet, the younger holds back until the elder reckons with it.
+        self.known = all(
+            peer.knows or of > self._incarnation for of, peer in self._peers.items() if peer.live
+        )
+        self._heard_until(min((peer.acked for peer in live), default=self._n))
+        inflight: dict[str, int] = {}
+        for peer in live:
+            for replica, count in peer.inflight.items():
+                inflight[replica] = inflight.get(replica, 0) + count
+        self._inflight = inflight
+
+    def _heard_until(self, n: int) -> None:
+        if n == self._acked and self.gateways > 1:
+            return
+        self._acked = n
+        for id in list(self._unheard):
+            if self._books[id].heard_by_all(n):
+                self._unheard.discard(id)
