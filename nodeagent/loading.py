@@ -159,6 +159,7 @@ class Loading:
                 load_s = self._said_load_s
                 return Loaded(start=start, load_s=age_s if load_s is None else load_s)
             if start.ready == "probe" and await self._answers(driver, launch, start):
+                start = await self._with_routes(driver, start)
                 if self._over():  # somebody else may answer on the port of an engine that is gone
                     return None
                 return Loaded(start=start, load_s=age_before_s + loop.time() - began)
@@ -184,6 +185,16 @@ class Loading:
         # Another launch may have taken the port between our look at it and the engine's: what
         # answers there then says nothing of this engine, which is about to fail.
         return not await self._t.processes.is_anothers(self._name, self._held().port)
+
+    async def _with_routes(self, driver: Driver, start: EngineStart) -> EngineStart:
+        """`start` with the paths that the engine turned out to have."""
+        key = self._t.engine_key(self._name)
+        while not self._over():
+            self._wake.clear()
+            found = await unless_woken(self._wake, driver.routes(start.endpoint, key, start.paths))
+            if found is not None:
+                return replace(start, paths=found)
+        return start
 
     async def _prepare(self, launch: Launch) -> EngineStart | StartRefused:
         """What to run. In a thread: the driver looks at files that may lie far away."""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Final
 
-from nodeagent.drivers import asking, metrics
+from nodeagent.drivers import asking, metrics, routes
 from nodeagent.drivers.driver import (
     Capabilities,
     EngineStart,
@@ -24,8 +24,9 @@ from schemas.model import EngineName
 from schemas.node import EngineInfo
 from schemas.plan import Launch
 
-PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a gateway may forward. A command's other routes may be anything, so they stay closed."""
+PATHS: Final = routes.OPENAI
+"""What a gateway may forward, of what a program turns out to have. Its other routes may be anything, so they stay
+closed."""
 
 _WORD = re.compile(r"\$\{(PORT|HOST|MODEL|SOURCE)\}")
 
@@ -88,6 +89,10 @@ class CommandDriver:
         """It answers when GET `health` is 200."""
         answer = await asking.get(endpoint, health, key)
         return answer is not None and answer.status == 200
+
+    async def routes(self, endpoint: str, key: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """See `Driver.routes`."""
+        return await routes.answered(endpoint, key, paths)
 
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
         """From /metrics, for those commands that start an engine we know by its names."""

@@ -160,6 +160,13 @@ class Driver(Protocol):
         """Whether the engine answers now. Bounded by 2 s; a failure of any kind is False."""
         ...
 
+    async def routes(self, endpoint: str, key: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of its start's `paths` a running engine has; asked once, when it is ready and told by a probe.
+
+        Bounded by a few seconds; an engine that does not say keeps those that every engine of its kind has.
+        """
+        ...
+
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
         """What the engine says of its own work; fields are None where it does not tell.
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from nodeagent.drivers import asking, metrics
+from nodeagent.drivers import asking, metrics, routes
 from nodeagent.drivers.architectures import architectures_of
 from nodeagent.drivers.driver import (
     GGUF_MAGIC,
@@ -34,8 +34,31 @@ from schemas.model import EngineName
 from schemas.node import EngineInfo
 from schemas.plan import Launch
 
-PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a gateway may forward; /metrics, /slots, /props and the rest are the agent's alone."""
+PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/v1/chat/completions/input_tokens",
+    "/completion",
+    "/infill",
+    "/apply-template",
+)
+"""What a gateway may forward, of every llama.cpp; /metrics, /slots, /props and the rest are the agent's alone. It keeps
+no responses, so there is no path with an id in it."""
+
+EMBEDDING_PATHS: Final = ("/v1/embeddings", "/embedding")
+"""With --embeddings besides: without, these are there and answer nothing but that they are off."""
+
+RERANKING_PATHS: Final = ("/v1/rerank", "/rerank")
+"""With --reranking besides, which switches embeddings on as well."""
+
+AUDIO_PATHS: Final = ("/v1/audio/transcriptions",)
+"""With a projector (--mmproj) besides; one for pictures alone says so itself."""
 
 TELLING: Final = ("error loading model: ", "couldn't bind", "failed to ", " E ")
 """How llama.cpp marks why it does not start, before it says that it exits."""
@@ -105,10 +128,10 @@ class LlamacppDriver:
             environment, secret_names = resolve(launch.env, secrets)
         except SecretMissing as error:
             return StartRefused(code="secret_missing", sentence=str(error))
+        settings, problems = llamacpp_flags.read(launch.args)
         if self._llama_server:
             argv, key_name = self._server_argv(launch, host, port), SERVER_KEY
         else:
-            settings, problems = llamacpp_flags.read(launch.args)
             if problems:
                 return StartRefused(code="invalid", sentence=problems[0].sentence)
             argv, key_name = _embedded_argv(launch, host, port, settings), EMBEDDED_KEY
@@ -118,7 +141,7 @@ class LlamacppDriver:
             endpoint=f"http://{host}:{port}",
             port=port,
             ready="probe" if self._llama_server else "pipe",
-            paths=PATHS,
+            paths=_paths(settings),
             has_key=True,
             secret_names=(*secret_names, key_name),
             telling=TELLING,
@@ -128,6 +151,10 @@ class LlamacppDriver:
         """It answers when its health is 200: 503 while it loads."""
         answer = await asking.get(endpoint, health, key)
         return answer is not None and answer.status == 200
+
+    async def routes(self, endpoint: str, key: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """See `Driver.routes`. A `llama-server` may be older than the wheel and lack some."""
+        return await routes.answered(endpoint, key, paths)
 
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
         """Processing and deferred, and whether it decoded anything since, from /metrics."""
@@ -196,6 +223,17 @@ def _known_architectures() -> set[str]:
     constants = importlib.util.module_from_spec(found)
     found.loader.exec_module(constants)
     return set(constants.MODEL_ARCH_NAMES.values())
+
+
+def _paths(settings: tuple[llamacpp_flags.Setting, ...]) -> tuple[str, ...]:
+    """What an engine that is started so answers."""
+    given = {setting.path: setting.value for setting in settings}
+    return (
+        *PATHS,
+        *(EMBEDDING_PATHS if given.get("embedding") else ()),
+        *(RERANKING_PATHS if given.get("pooling_type") == llamacpp_flags.POOLING["rank"] else ()),
+        *(AUDIO_PATHS if "mmproj.path" in given else ()),
+    )
 
 
 def _lists_gpu(told: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nodeagent.drivers import asking, lora, metrics
+from nodeagent.drivers import asking, lora, metrics, routes
 from nodeagent.drivers.asking import Ask
 from nodeagent.drivers.driver import (
     AdapterDone,
@@ -34,8 +34,9 @@ from schemas.model import EngineName
 from schemas.node import EngineInfo
 from schemas.plan import Launch
 
-PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a gateway may forward. /sleep, /wake_up, /collective_rpc, the adapter routes and the like stay the agent's."""
+PATHS: Final = (*routes.OPENAI, "/pooling", "/classify")
+"""What a gateway may forward, of what an engine turns out to have: which of these depends on vLLM's version and on what
+the model can do. /sleep, /wake_up, /collective_rpc, the adapter routes and the like stay the agent's."""
 
 TELLING: Final = ("error: ", "Error: ", "ERROR ")
 """How vLLM marks why it does not start; argparse's own complaint comes first."""
@@ -177,6 +178,10 @@ class VllmDriver:
             asking.get(endpoint, health, key), asking.get(endpoint, "/v1/models", key)
         )
         return all(answer is not None and answer.status == 200 for answer in answers)
+
+    async def routes(self, endpoint: str, key: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """See `Driver.routes`."""
+        return await routes.answered(endpoint, key, paths)
 
     async def counters(self, endpoint: str, key: str) -> EngineCounters:
         """Running and waiting, and whether it generated anything since, from the beginning of /metrics.
