@@ -11,7 +11,7 @@ from typing import Final, Literal
 from gateway.clock import Clock
 from gateway.domain import adapters
 from gateway.domain.adapteranswers import at_fault, nobody_answers, not_loaded
-from gateway.domain.adapters import AdapterAtFault, Chosen, Known, NoneLeft, Shun
+from gateway.domain.adapters import NOBODY, AdapterAtFault, Chosen, Known, NoneLeft, Shun
 from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
 from gateway.domain.answers import Answer
 from gateway.domain.pins import Held, Pins
@@ -114,34 +114,31 @@ class AdapterDesk:
         pin = table.pin(entry)
         pinned: list[str] = []
         held: list[str] = []
-        told: list[str] = []
         for replica in candidates:
             known = self.pins.get(replica.id, pin)
             if known is None:
                 continue
-            if known.engine_name:
-                told.append(replica.id)
             if known.engine_name or known.asks:
                 held.append(replica.id)
             if known.is_trusted(now_s):
                 pinned.append(replica.id)
-
-        def is_loaded(replica: Replica) -> bool:
-            return replica.id in told or table.serves(replica.id, pin)
-
         later = seeking.later
         if not connected:  # 1
-            candidates = tuple(r for r in candidates if is_loaded(r))
+            candidates = tuple(r for r in candidates if self._is_loaded(r, pin, table))
             if not candidates:
                 return nobody_answers(seeking.name)
         elif self._silent_until_s:  # 2
             shunned = later | {
-                r.id for r in candidates if self.is_silent(r.node) and not is_loaded(r)
+                r.id
+                for r in candidates
+                if self.is_silent(r.node) and not self._is_loaded(r, pin, table)
             }
             # With none left they take turns, as if nothing were known.
             if any(r.id not in shunned for r in candidates):
                 later = shunned
-        shun = Shun(refused=seeking.refused, later=later)
+        shun = NOBODY
+        if later or seeking.refused:
+            shun = Shun(refused=seeking.refused, later=later)
         chosen = adapters.only_holder(  # 3
             candidates,
             pin=pin,
@@ -161,20 +158,21 @@ class AdapterDesk:
             shun=shun,
         )
         match chosen:
+            case Chosen():
+                replica = chosen.replica
+                begun = self.pins.begin(replica.node, replica.id, pin, now_s)
+                return replica, Adapted(entry, pin, begun, seeking, chosen.others)
             case AdapterAtFault(bad=bad):
                 return at_fault(seeking.name, bad.reason)
             case NoneLeft(bad=bad):
                 if bad is None:
                     return nobody_answers(seeking.name)
                 return not_loaded(seeking.name, bad.reason, until=bad.until, now=self._clock.now())
-            case Chosen(replica=replica, others=others):
-                return replica, Adapted(
-                    entry=entry,
-                    pin=pin,
-                    held=self.pins.begin(replica.node, replica.id, pin, now_s),
-                    seeking=seeking,
-                    others=others,
-                )
+
+    def _is_loaded(self, replica: Replica, pin: str, table: AdapterTable) -> bool:
+        """Whether it is known to be there, by its agent's last word or by the log."""
+        known = self.pins.get(replica.id, pin)
+        return (known is not None and bool(known.engine_name)) or table.serves(replica.id, pin)
 
     def finish(self, adapted: Adapted) -> None:
         """The request is over there."""

@@ -122,9 +122,9 @@ def admit(
     if standing.ejected:
         ready = tuple(r for r in ready if r.id not in standing.ejected)
     if adapter is not None:
-        ready = tuple(r for r in ready if r.adapter_slots > 0)
+        ready = tuple([r for r in ready if r.adapter_slots > 0])
     if ready:  # 5
-        publishing = tuple(r for r in ready if path in r.paths)
+        publishing = tuple([r for r in ready if path in r.paths])
         if not publishing:
             return _not_published(model.name, path)
         return Route(model=model, candidates=publishing, adapter=adapter)
