@@ -33,7 +33,7 @@ from tests.support.agent_yard import (
     running_agent,
 )
 from tests.support.aio import run, until
-from tests.support.natsserver import free_port
+from tests.support.ports import engine_ports
 
 
 async def pid_of(yard: MemoryYard, replica: str) -> int:
@@ -610,13 +610,13 @@ def test_scn_a11_ports_given_before_the_journal_was_lost_are_not_given_again_soo
     async def story():
         async with memory_yard(tmp_path) as yard:
             hand = yard.hand
-            port = free_port()
-            async with yard.agent(first_port=port) as first:
+            ports = engine_ports()
+            async with yard.agent(ports=ports) as first:
                 await hand.plan(an_item("r-1"))
                 before = (await hand.phase("r-1", "ready")).endpoint
                 await first.leave(stop_engines=True)
             yard.lose_journal()
-            async with yard.agent(first_port=port):
+            async with yard.agent(ports=ports):
                 await hand.plan(an_item("r-2"))
                 assert (await hand.phase("r-2", "ready")).endpoint != before
 

@@ -27,9 +27,9 @@ from schemas.cardasks import (
     VmDetach,
 )
 from schemas.settings import NatsSettings
-from tests.integration.test_roles_on_server import free_port
 from tests.support.aio import run
 from tests.support.card_desk import FakeDesk, waits
+from tests.support.ports import free_port
 
 NODE = "n1"
 LEASE = LeaseAcquire(id="l-abcdefgh23", name="render", cards=("gpu0",))

@@ -25,7 +25,8 @@ from events.secrets import (
 from events.server import prepare
 from schemas.commands import Command, ModelAdd
 from tests.support.aio import run, until
-from tests.support.natsserver import NatsServer, free_port
+from tests.support.natsserver import NatsServer
+from tests.support.ports import free_port
 
 ENTRY = {
     "name": "mine",

@@ -12,7 +12,8 @@ from nodeagent.launching import Ended, LaunchEnded, Launcher, Running
 from schemas.plan import Launch
 from tests.support.aio import run, until
 from tests.support.launches import REPLICA, launcher, no_secrets
-from tests.support.scripted import ask, command, free_port
+from tests.support.ports import free_port
+from tests.support.scripted import ask, command
 
 KEY = "key-of-the-launch"
 

@@ -15,7 +15,7 @@ from schemas import codes
 from schemas.adapternames import of_engine_name
 from schemas.beacons import EngineCounters
 from tests.support.aio import run
-from tests.support.scripted import free_port
+from tests.support.ports import free_port
 from tests.support.scripted_http import Asked, ScriptedHttp, response, scripted_http
 
 NAME = "sql@0123abcd"

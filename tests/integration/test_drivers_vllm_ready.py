@@ -5,7 +5,7 @@ import pytest
 from nodeagent.drivers.vllm import VllmDriver
 from tests.support.aio import run
 from tests.support.fake_vllm import fake_vllm, tell
-from tests.support.scripted import free_port
+from tests.support.ports import free_port
 from tests.support.scripted_http import Asked, response, scripted_http
 
 DRIVER = VllmDriver("", {})

@@ -32,7 +32,8 @@ from tests.support.aio import run, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.gateway_world import Story
 from tests.support.gateway_yard import chat
-from tests.support.natsserver import NatsServer, free_port
+from tests.support.natsserver import NatsServer
+from tests.support.ports import free_port
 
 PATH = "/v1/chat/completions"
 

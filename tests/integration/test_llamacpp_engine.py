@@ -18,6 +18,7 @@ from schemas.beacons import EngineCounters
 from schemas.plan import Launch
 from tests.support.aio import run, until
 from tests.support.launches import REPLICA, launcher, no_secrets
+from tests.support.ports import free_port
 
 MODEL = Path(__file__).parents[2] / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 KEY = "key-of-this-launch-0123"
@@ -28,14 +29,9 @@ LAUNCH = Launch(
     revision="1",
     engine="llamacpp",
     source=str(MODEL),
-    args=("--ctx-size", "2048", "--parallel", "1"),
+    # One thread: several wait for each other by spinning, which a busy machine punishes.
+    args=("--ctx-size", "2048", "--parallel", "1", "--threads", "1"),
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def prepare(driver: LlamacppDriver, launch: Launch = LAUNCH, port: int = 0) -> EngineStart:

@@ -28,7 +28,8 @@ def an_item_on(replica: str, key: str):
         revision="1",
         engine="llamacpp",
         source=f"mirror:{key}",
-        args=("--ctx-size", "512", "--parallel", "1"),
+        # One thread: several wait for each other by spinning, which a busy machine punishes.
+        args=("--ctx-size", "512", "--parallel", "1", "--threads", "1"),
     )
     return an_item(replica, launch=launch, memory_bytes=GIB)
 
@@ -63,6 +64,7 @@ def split_in_two(folder: Path) -> list[bytes]:
     return parts
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_scn_c5_an_engine_serves_what_its_node_fetched_from_the_first_shard_on(tmp_path, shards):
     if shards == 1:

@@ -1,7 +1,6 @@
 """Roles on a real server: each user may do its work and is refused what the table of writers denies it."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,14 +13,9 @@ from events import server
 from events.roles import inbox_prefix, roles
 from events.secrets import nats_password_path, read_secret
 from tests.support.aio import run
+from tests.support.ports import free_port
 
 NODE = "n1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

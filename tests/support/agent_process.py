@@ -20,7 +20,7 @@ from events.secrets import ensure_node_secret, nats_password_path, read_secret
 from schemas.messages import SCHEMA
 from schemas.settings import NatsSettings
 from tests.support.agent_yard import Hand, beside
-from tests.support.natsserver import free_port
+from tests.support.ports import engine_environment, free_port
 
 NODE = "n1"
 
@@ -95,12 +95,10 @@ class ServerYard:
             (folder / "secrets").mkdir(parents=True, mode=0o700)
             for name in (f"node-{NODE}.key", f"nats-agent-{NODE}.password"):
                 (folder / "secrets" / name).write_bytes((self.data / "secrets" / name).read_bytes())
-        port = free_port()
         environment = {
             **os.environ,
             "YARD_NODEAGENT_ALLOW_COMMANDS": "true",
-            "YARD_NODEAGENT_PORT_FIRST": str(port),
-            "YARD_NODEAGENT_PORT_LAST": str(min(port + 40, 65535)),
+            **engine_environment(),
             "YARD_NODEAGENT_STOP_GRACE_S": "2",
             **settings,
         }

@@ -36,7 +36,7 @@ from schemas.node import CardInfo, EngineInfo, Node
 from schemas.plan import Launch, Plan, PlanChanged, PlanItem, Stop
 from schemas.replica import Replica
 from schemas.settings import GIB, MIB, NodeagentSettings
-from tests.support.natsserver import free_port
+from tests.support.ports import engine_ports
 
 SCRIPTED = Path(__file__).parents[1] / "engines" / "scripted.py"
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -270,7 +270,7 @@ async def running_agent(
     times: Times = QUICK,
     drivers: Mapping[EngineName, Driver] | None = None,
     key_of: Callable[[str], str] = lambda launch: f"key-of-{launch}",
-    first_port: int = 0,
+    ports: range | None = None,
     mirror_token: str = "",
     gpus: Provider | None = None,
     make_launcher: Callable[[Path, Path], Launcher] = Launcher,
@@ -278,10 +278,10 @@ async def running_agent(
 ) -> AsyncIterator[Running]:
     """An agent on `folder`; at the end it leaves unless it was ended before."""
     node = node or a_node()
-    first = first_port or free_port()
+    ports = engine_ports() if ports is None else ports
     given: dict[str, Any] = {
-        "port_first": first,
-        "port_last": min(first + 40, 65535),
+        "port_first": ports[0],
+        "port_last": ports[-1],
         "beacon_s": 0.1,
         "stop_grace_s": 2.0,
         "gateway_gone_s": 1.0,

@@ -17,7 +17,7 @@ from schemas.job import MemoryEstimate
 from schemas.plan import Launch
 from tests.hub import ggufs
 from tests.support.launches import REPLICA, no_secrets
-from tests.support.scripted import free_port
+from tests.support.ports import free_port
 
 LOUD: Final = ("--verbosity", "4")
 """llama.cpp tells sizes of buffers from this level on."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.scripted import free_port
+from tests.support.ports import free_port
 
 FAKE = Path(__file__).parents[1] / "engines" / "vllm.py"
 

@@ -18,6 +18,7 @@ from typing import Self
 from events.server import binary
 from events.streams import MINIMUM_SERVER, version_of
 from schemas.settings import NatsSettings
+from tests.support.ports import free_port
 
 _CONF = """
 jetstream {{
@@ -28,13 +29,6 @@ jetstream {{
 max_payload: 1MB
 {extra}
 """
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class NatsServer:

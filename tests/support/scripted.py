@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
+
 PROGRAM = Path(__file__).parents[1] / "engines" / "scripted.py"
 
 
@@ -28,13 +30,6 @@ def argv(port: int | str, **script: object) -> tuple[str, ...]:
         for word in (f"--{name.replace('_', '-')}", str(int(value) if value is True else value))
     ]
     return (sys.executable, "-I", "-S", str(PROGRAM), "--port", str(port), *flags)
-
-
-def free_port() -> int:
-    """A port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ask(endpoint: str, path: str, body: object = None, key: str = "") -> Any:

@@ -1,12 +1,14 @@
 """`make demo` as a person sees it: a model served, the story in its order, exit code 0, nothing left running."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from controlplane.ctl.supervisor import python_argv
 from tests.support.aio import run
+from tests.support.ports import engine_environment
 from tests.system.yard import SMOLLM2
 
 STEPS = (
@@ -47,6 +49,7 @@ def test_req_a1_the_demo_tells_the_whole_story_and_leaves_nothing(
         process = await asyncio.create_subprocess_exec(
             *python_argv("controlplane.ctl.demo", "--"),
             *python_argv("tests.hub", "--file", str(SMOLLM2), "--rate", "40MiB"),
+            env={**os.environ, **engine_environment()},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

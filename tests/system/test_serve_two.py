@@ -12,7 +12,7 @@ from controlplane.ctl.supervisor import ServiceSpec, python_argv
 from schemas.file import File, FilePresent
 from tests.hub.server import Hub
 from tests.support.aio import run, until
-from tests.support.natsserver import free_port
+from tests.support.ports import free_port
 from tests.system.hubs import (
     FILE,
     MIB,

@@ -17,6 +17,7 @@ from controlplane.ctl.supervisor import python_argv
 from controlplane.ctl.up import free_ports
 from nodeagent.app import locked
 from tests.support.aio import run, until
+from tests.support.ports import PORTS, engine_environment
 from tests.system.test_kills import engines_of
 from tests.system.yard import chat, scripted_model
 
@@ -24,7 +25,8 @@ from tests.system.yard import chat, scripted_model
 @asynccontextmanager
 async def up(data: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *python_argv("controlplane.ctl", "up", "--data", str(data), *ports(), *more),
+        *python_argv("controlplane.ctl", "up", "--data", str(data), *own_ports(), *more),
+        env={**os.environ, **engine_environment()},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -38,8 +40,14 @@ async def up(data: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process
             await process.communicate()
 
 
-def ports() -> list[str]:
-    return ["--gateway-port", "0", "--api-port", "0", "--nats-port", "0"]
+def with_ports(*ports: int) -> list[str]:
+    flags = ("--gateway-port", "--api-port", "--nats-port")
+    return [word for flag, port in zip(flags, ports, strict=True) for word in (flag, str(port))]
+
+
+def own_ports() -> list[str]:
+    """Ports that no test beside this one has."""
+    return with_ports(*PORTS.take(3))
 
 
 async def base_url(process: asyncio.subprocess.Process) -> str:
@@ -81,7 +89,8 @@ def write_catalog(folder: Path) -> Path:
 def test_inv_6_ctrl_c_stops_all_of_it_engines_too(tmp_path: Path) -> None:
     async def story() -> None:
         data = tmp_path / "data"
-        async with up(data, "--catalog", str(write_catalog(tmp_path))) as process:
+        catalog = ("--catalog", str(write_catalog(tmp_path)))
+        async with up(data, *catalog, *with_ports(0, 0, 0)) as process:
             url = await base_url(process)
             async with httpx.AsyncClient(timeout=30) as http:
                 answer = await http.post(f"{url}/v1/chat/completions", json=chat("m"))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from controlplane.ctl.up import RunningYard, UpOptions, start_yard
 from events.log import EventLog, Recorded
 from tests.support.ctl_server import CtlServer
 from tests.support.logs import open_admin_log
+from tests.support.ports import PORTS, engine_ports
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTED = ROOT / "tests" / "engines" / "scripted.py"
@@ -192,11 +192,9 @@ class SystemYard:
 
 
 def _with_own_ports(settings: dict[str, Any]) -> dict[str, Any]:
-    """A range of engine ports that other yards on this machine hardly use: an engine binds its port only
-    after its load, and until then another yard's engine could answer in its place."""
-    first = 20000 + 100 * random.SystemRandom().randrange(100)
-    ports = {"port_first": first, "port_last": first + 99}
-    return {**settings, "nodeagent": {**ports, **settings.get("nodeagent", {})}}
+    ports = engine_ports()
+    own = {"port_first": ports[0], "port_last": ports[-1]}
+    return {**settings, "nodeagent": {**own, **settings.get("nodeagent", {})}}
 
 
 def _write_settings(data: Path, settings: dict[str, Any]) -> Path:
@@ -229,6 +227,7 @@ async def system_yard(
             config=config,
             more_gateways=gateways - 1,
             more_controlplanes=controlplanes - 1,
+            free_ports=PORTS.take,
         ),
         said.append,
     )
