@@ -30,7 +30,8 @@ from controlplane.ctl.failures import (
 )
 from controlplane.ctl.gatewaysheard import GatewaysHeard, Reached
 from controlplane.ctl.newkey import NewKey, make_key
-from events.log import Draft, StoredCommand, Unavailable
+from controlplane.ctl.tail import pretty
+from events.log import Draft, Recorded, StoredCommand, Unavailable
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.subjects import event_subject
@@ -43,7 +44,7 @@ from schemas.commands import (
     KeyRevoke,
     Outcome,
 )
-from schemas.key import Key, KeyRevoked
+from schemas.key import Key, KeyChanged, KeyRevoked
 from tests.support.aio import run
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -579,3 +580,27 @@ def test_one_key_is_shown_with_what_it_may(capsys: pytest.CaptureFixture[str]) -
     read(keyreads.show_key, ROWS[2], "gone", "json", NOW)
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["models"]) == ("revoked", [])
+
+
+def test_an_event_of_a_key_tells_its_name_and_not_its_hash() -> None:
+    key = Key(id="aaaabbbbcccc", name="ci", hash="0" * 64, created_at=NOW)
+    item = Recorded(
+        seq=1,
+        subject=SUBJECT,
+        noun="key",
+        key=(key.id,),
+        id="e-1",
+        type="key.changed",
+        time=NOW,
+        stored_at=NOW,
+        rev=2,
+        epoch=1,
+        actor="admin",
+        reason="",
+        event=KeyChanged(by="admin", fields=("rpm",)),
+        state=key,
+    )
+    line = pretty(item).plain
+    assert "key.changed" in line
+    assert "aaaabbbbcccc  ci by=admin fields=rpm" in line
+    assert key.hash not in line
