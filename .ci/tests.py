@@ -1,9 +1,9 @@
-"""`make test`: runs every tier in three parts, each the way that suits it, and ends with pytest's summary lines.
+"""`make test`: runs every tier in its part, each the way that suits it, and ends with pytest's summary lines.
 
-Tests that only count (no server, no process, no clock of the machine) share the processors. Those of one
-part of the system beside a real server mostly wait, so two run side by side, a file in one process.
-Whole yards run one at a time, because another load beside them would be part of what they show. A part that
-fails does not keep the others from running. It chooses no tests: a tier that is not named here runs in the last part.
+Tests that only count (no server, no process, no clock of the machine) share the processors. Those beside a real
+server mostly wait, so some run side by side: of parts of the system three files, of whole yards two tests. What
+another load would be part of, or what needs the whole machine, is marked `alone`. A part that fails does not
+keep the others from running. It chooses no tests: a tier that is not named here runs in the last part.
 """
 
 import subprocess
@@ -13,19 +13,30 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 COUNTING: Final = ("tests/unit", "tests/properties", "tests/golden")
+CONTRACT: Final = ("tests/contract",)
 WAITING: Final = ("tests/integration",)
-STARTS_A_YARD: Final = ("tests/system",)
+YARDS: Final = ("tests/system",)
 SHARED: Final = ("-n", "logical", "--maxprocesses", "8", "--dist", "worksteal")
-PAIRED: Final = ("-n", "2", "--dist", "loadfile")
+BY_FILE: Final = ("-n", "3", "--dist", "loadfile")
+# One at a time to whoever is ready: a test takes seconds, and the longest come first.
+IN_PAIRS: Final = ("-n", "2", "--dist", "load", "--maxschedchunk", "1", "-m", "not alone")
+NO_TESTS: Final = 5
+"""The status of pytest that found none, as in a part that is empty here."""
 
 
 def parts(words: list[str]) -> list[list[str]]:
     """The arguments of each run of pytest; `fast` leaves out what starts a yard, the rest is passed on."""
     rest = [word for word in words if word != "fast"]
-    left_out = COUNTING + WAITING + (STARTS_A_YARD if "fast" in words else ())
-    last = [*(part for tier in left_out for part in ("--ignore", tier)), *rest]
-    waiting = [] if "fast" in words else [[*WAITING, *PAIRED, *rest]]
-    return [[*COUNTING, *SHARED, *rest], *waiting, last]
+    left_out = (*COUNTING, *CONTRACT, *WAITING)
+    last = ["-m", "alone or not yard", *(p for tier in left_out for p in ("--ignore", tier)), *rest]
+    if "fast" in words:
+        return [
+            [*COUNTING, *SHARED, *rest],
+            [*CONTRACT, *BY_FILE, *rest],
+            ["--ignore", *YARDS, *last],
+        ]
+    waiting = [*CONTRACT, *WAITING, *BY_FILE, *rest]
+    return [[*COUNTING, *SHARED, *rest], waiting, [*YARDS, *IN_PAIRS, *rest], last]
 
 
 def summary(line: str) -> bool:
@@ -47,6 +58,9 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 def main() -> int:
     ends = [run(arguments) for arguments in parts(sys.argv[1:])]
+    status, line = ends[-1]
+    # Only the last part may be empty: every tier has a part of its own.
+    ends[-1] = (0 if status == NO_TESTS else status, line)
     print()
     for _, line in ends:
         print(line)

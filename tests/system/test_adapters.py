@@ -35,6 +35,7 @@ def test_the_peer_misses_as_often_as_its_size_says() -> None:
     assert 500 < lru_misses(trace, LIMIT * REPLICAS) < 1000
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_req_b40_loads_stay_within_1_3_times_those_of_one_cache_that_knows_everything(
     tmp_path: Path,

@@ -45,6 +45,7 @@ def honest(answer: Asked, killed_gateway: int) -> bool:
     return answer.status in (502, 503) and answer.code.split(":")[0] in HONEST
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_inv_3_no_kill_makes_a_wrong_answer_or_evicts_an_adapter_in_use(tmp_path: Path) -> None:
     async def story() -> None:

@@ -91,6 +91,7 @@ def test_inv_6_nats_control_plane_and_agent_may_die_under_load(tmp_path: Path) -
     run(story(), 110)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(90)
 def test_inv_6_an_engine_that_dies_comes_back_and_streams_end_with_an_error(tmp_path: Path) -> None:
     async def story() -> None:
@@ -121,6 +122,7 @@ def test_inv_6_an_engine_that_dies_comes_back_and_streams_end_with_an_error(tmp_
     run(story(), 80)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(90)
 def test_inv_6_a_gateway_that_dies_is_back_within_three_seconds(tmp_path: Path) -> None:
     async def story() -> None:
