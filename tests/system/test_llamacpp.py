@@ -19,7 +19,13 @@ def smollm2(idle_timeout: str) -> dict[str, object]:
         "max_output": 1024,
         "scaling": {"min": 0, "max": 1, "idle_timeout": idle_timeout},
         "profiles": [
-            {"name": "cpu", "engine": "llamacpp", "args": ["--ctx-size", "2048"], "memory": "1GiB"}
+            {
+                "name": "cpu",
+                "engine": "llamacpp",
+                # One thread: several wait for each other by spinning, which a busy machine punishes.
+                "args": ["--ctx-size", "2048", "--threads", "1"],
+                "memory": "1GiB",
+            }
         ],
     }
 
@@ -29,7 +35,9 @@ def test_req_a8_a_real_engine_answers_the_openai_client_and_is_stopped_when_idle
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
-        async with system_yard(tmp_path) as yard:
+        # The clock of idleness begins with the third beacon.
+        settings = {"nodeagent": {"beacon": "1s"}}
+        async with system_yard(tmp_path, settings=settings) as yard:
             await yard.add(smollm2("2s"))
             async with openai.AsyncOpenAI(
                 base_url=f"{yard.gateway()}/v1", api_key="any", max_retries=0

@@ -44,7 +44,7 @@ def test_scn_c8_a_repository_that_cannot_be_read_is_refused_with_its_own_sentenc
         hub.repo("yard/private", private=True).commit({FILE: content})
         hub.repo("yard/bare").commit({"model.safetensors": Held(b"x" * 100)})
         hub.repo("yard/busy").commit({FILE: content})
-        limited = {"Retry-After": "7"}
+        limited = {"Retry-After": "2"}
         cases = {
             "yard/gated": (codes.NEEDS_TOKEN, "yard/gated is gated: it needs a token"),
             "yard/none": (codes.REPO_NOT_FOUND, "has no repository yard/none, or it is private"),
@@ -68,7 +68,7 @@ def test_scn_c8_a_repository_that_cannot_be_read_is_refused_with_its_own_sentenc
                 assert cases[repo][1] in why
             hub.fault(Fault(at="api", path="yard/busy", status=429, headers=limited))
             _, why = await yard.told("registry", "show", "yard/busy", expect=1)
-            assert "limits how often we may ask; it asks to wait 7 s" in why
+            assert "limits how often we may ask; it asks to wait 2 s" in why
             hub.faults.clear()
             assert "Q4_1" in await yard.ctl("registry", "show", "yard/busy", "--quant", "Q4_1")
             # What is wrong with the request itself is no job.

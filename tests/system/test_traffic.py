@@ -149,7 +149,9 @@ def test_inv_8_a_viewer_sees_what_happened_and_only_that(tmp_path: Path) -> None
 @pytest.mark.timeout(60)
 def test_inv_10_scrapes_and_listings_neither_load_nor_keep_a_model(tmp_path: Path) -> None:
     async def story() -> None:
-        async with system_yard(tmp_path) as yard:
+        # The clock of idleness begins with the third beacon.
+        settings = {"nodeagent": {"beacon": "1s"}}
+        async with system_yard(tmp_path, settings=settings) as yard:
             await yard.add(
                 scripted_model(
                     "cold",
