@@ -5,6 +5,7 @@ before the first test: a tier that silently does not run proves nothing.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import uuid
@@ -66,6 +67,12 @@ def server_problem() -> str | None:
 
 def pytest_sessionstart() -> None:
     os.environ[MARK] = RUN
+    # A shell starts what it puts in the background deaf to Ctrl-C, nohup to the end of its terminal. What is
+    # ignored is inherited, by processes of tests that are about just that; what is handled is not.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
