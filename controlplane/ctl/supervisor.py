@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from events.service import STOPS
+
 RESTART_DELAYS_S: Final = (0.2, 1.0, 5.0)
 STEADY_S: Final = 60.0
 """After running this long an end starts again with the first delay."""
@@ -35,7 +37,8 @@ class ServiceSpec:
     """One process. `stop_signal` ends it politely, `orphan_signal` reaches it when the supervisor dies.
 
     `final`: exit codes after which a new start would not help, each with the reason for the person.
-    `withheld` are variables of our own environment that it does not get.
+    `withheld` are variables of our own environment that it does not get. `holds_stops`: it unblocks the signals
+    that ask it to end once it can hear them, so one that is sent while it starts is heard then.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ServiceSpec:
     stop_grace_s: float = 15.0
     final: Mapping[int, str] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()
+    holds_stops: bool = False
 
 
 def _environment(spec: ServiceSpec) -> dict[str, str]:
@@ -172,6 +176,11 @@ class Supervisor:
             await service.task
         return ran
 
+    async def stop_anew(self, name: str, *, stop_signal: int) -> bool:
+        """Starts a service that was stopped once more, for what it does at its end. False when it did not run."""
+        await self.start(self._services[name].spec)
+        return await self.stop(name, stop_signal=stop_signal)
+
     def kill_all(self) -> None:
         """SIGKILL to everything; for the impatient second Ctrl-C."""
         for service in self._services.values():
@@ -198,6 +207,8 @@ async def _spawn(spec: ServiceSpec) -> asyncio.subprocess.Process:
         _libc.prctl(_PR_SET_PDEATHSIG, spec.orphan_signal, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+        if spec.holds_stops:
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     with spec.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(

@@ -1,5 +1,6 @@
 """The supervisor of `yardctl up` on real processes: what it starts again, and what it must not."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -80,6 +81,39 @@ def test_a_terminal_nobody_reads_costs_no_process_its_keeper(tmp_path: Path) -> 
         log = tmp_path / "part.log"
         await until(lambda: log.read_text().count("begun") == 2, "the second start")
         await supervisor.stop("part")
+
+    run(story())
+
+
+def test_a_stop_that_comes_while_it_starts_is_heard_once_it_can_be(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(print('heard')));"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); signal.pause()"
+    )
+
+    async def story() -> None:
+        supervisor = Supervisor(lambda _: None, lambda: None)
+        await supervisor.start(spec(tmp_path, code, holds_stops=True))
+        assert await supervisor.stop("part", stop_signal=signal.SIGINT) is True
+        assert (tmp_path / "part.log").read_text() == "heard\n"
+
+    run(story())
+
+
+def test_what_ended_is_started_once_more_for_its_end(tmp_path: Path) -> None:
+    code = "import signal; print('begun', flush=True); signal.pause()"
+
+    async def story() -> None:
+        supervisor = Supervisor(lambda _: None, lambda: None)
+        await supervisor.start(spec(tmp_path, "raise SystemExit(print('begun'))"))
+        await until(lambda: not supervisor.pids, "its end")
+        assert await supervisor.stop("part") is False
+        await supervisor.start(spec(tmp_path, code))
+        await supervisor.stop("part", stop_signal=signal.SIGKILL)
+        before = (tmp_path / "part.log").read_text()
+        assert await supervisor.stop_anew("part", stop_signal=signal.SIGTERM) is True
+        assert supervisor.pids == {}
+        assert (tmp_path / "part.log").read_text().startswith(before)
 
     run(story())
 
