@@ -62,6 +62,21 @@ class UpError(Exception):
     """The yard cannot be started; the sentence says why and what to do."""
 
 
+def free_ports(count: int, taken: Sequence[int] = ()) -> list[int]:
+    """Ports nobody listens on now, all different and none of `taken`; another program may take one before
+    it is used."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        # Each is held until all are found: a port that was let go may be given again at once.
+        while len(found) < count:
+            probe = held.enter_context(socket.socket())
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+            if port not in taken:
+                found.append(port)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
     """The flags of `yardctl up`. A port of 0 means any free one."""
@@ -75,6 +90,8 @@ class UpOptions:
     more_gateways: int = 0
     more_controlplanes: int = 0
     """Further instances on free ports, for tests of several on one NATS."""
+    free_ports: Callable[[int, Sequence[int]], list[int]] = free_ports
+    """Where ports that nobody named come from: how many, and which it may not be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,21 +134,6 @@ def lock_data(data: Path) -> IO[str]:
     return lock
 
 
-def free_ports(count: int, taken: Sequence[int] = ()) -> list[int]:
-    """Ports nobody listens on now, all different and none of `taken`; another program may take one before
-    it is used."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        # Each is held until all are found: a port that was let go may be given again at once.
-        while len(found) < count:
-            probe = held.enter_context(socket.socket())
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-            if port not in taken:
-                found.append(port)
-    return found
-
-
 def _port_taken(port: int) -> bool:
     with socket.socket() as probe:
         # As the servers do: an address in TIME_WAIT does not count as taken.
@@ -169,7 +171,7 @@ async def _choose_ports(
                     " (0 = any free port)"
                 )
             await asyncio.sleep(0.1)
-    free = iter(free_ports(len(named) - len(fixed), fixed))
+    free = iter(options.free_ports(len(named) - len(fixed), fixed))
     chosen = [p or next(free) for p in named.values()]
     return chosen[0], chosen[1], chosen[2]
 
@@ -400,7 +402,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
     await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience, say)
     more = options.more_gateways, options.more_controlplanes
-    others = free_ports(1 + sum(more), (gateway_port, api_port, nats_port))
+    others = options.free_ports(1 + sum(more), (gateway_port, api_port, nats_port))
     configuration = make_files(data, [NODE])
     yard = Yard(
         yard_id=yard_id(data),
