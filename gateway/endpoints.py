@@ -15,7 +15,7 @@ from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.keytable import ANYBODY, Caller
-from gateway.domain.model_rewrite import Span, patch
+from gateway.domain.model_rewrite import Span, patch, replace_named_model
 from gateway.domain.names import Place
 from gateway.domain.places import RESPONSE, RESPONSES
 from gateway.domain.responseids import Kept, ResponseIds, id_in
@@ -145,10 +145,10 @@ class Sending:
             if waits or whole is None or len(whole) > INLINE_BODY:
                 # What waits keeps no second copy of its body.
                 body = PatchedBody(request.body, await self.spans(), value)
+            elif self._spans is None and self.intake.spans is None:
+                body = replace_named_model(whole, value)
             else:
-                if self._spans is None:
-                    self._spans = self.intake.find_spans(whole)
-                body = patch(whole, self._spans, value)
+                body = patch(whole, await self.spans(), value)
         target = self.intake.target(self._target, request, model)
         headers = self.intake.headers(request)
         self._made = made = Outgoing(request.method, target, headers, body)

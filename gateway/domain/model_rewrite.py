@@ -79,6 +79,23 @@ def named_model_spans(document: bytes) -> list[Span]:
     return model_spans(document) if span is None else [span]
 
 
+def replace_named_model(document: bytes, value: bytes) -> bytes:
+    """`patch` at `named_model_spans`; nearly always without making a list of them."""
+    at = document.find(_MODEL_KEY)
+    behind = at + len(_MODEL_KEY)
+    start = document.find(b'"', behind)
+    end = document.find(b'"', start + 1)
+    if (
+        0 <= at < start < end
+        and document[behind:start] in (b":", b": ")
+        and document.find(b"\\", start, end) < 0
+        and document.find(_MODEL_KEY, behind) < 0
+        and not _has_codes(document)
+    ):
+        return b"%b%b%b" % (document[:start], value, document[end + 1 :])
+    return patch(document, named_model_spans(document), value)
+
+
 def _has_codes(document: bytes) -> bool:
     """Whether a character is written by its number, and so perhaps one of the key's."""
     # Looking for one byte takes a quarter of the time, and nearly always it is not there.
@@ -248,6 +265,10 @@ class SseModelRewriter:
     def __init__(self, name: str) -> None:
         self._value = msgspec.json.encode(name)
         self._held = b""
+        self._before = (
+            b""  # an event's first bytes, to behind its model's name; empty: none had one yet
+        )
+        self._named = b""  # the same with our name
 
     def feed(self, block: bytes) -> bytes:
         """All complete lines, rewritten; an unfinished one is held back up to 64 KiB."""
@@ -264,6 +285,19 @@ class SseModelRewriter:
         return self._lines(held)
 
     def _lines(self, data: bytes) -> bytes:
+        before = self._before
+        if before and data.startswith(before):
+            # Events of one stream begin alike: id, time and model come before what differs. One such event alone, in
+            # which nothing else can be a key that names a model, needs no reading.
+            rest = data[len(before) :]
+            if (
+                rest.endswith(b"\n\n")
+                and rest.count(b"\n") == 2
+                and b"\r" not in rest
+                and _MODEL_KEY not in rest
+                and not _has_codes(rest)
+            ):
+                return self._named + rest
         if b"model" not in data and b"\\u" not in data:
             return data
         return b"".join([self._line(line) for line in data.splitlines(keepends=True)])
@@ -272,4 +306,8 @@ class SseModelRewriter:
         if not line.startswith(b"data:"):
             return line
         spans = model_spans(line, 5)
+        if len(spans) == 1 and not _has_codes(line) and line.find(_MODEL_KEY, spans[0][1]) < 0:
+            ((start, end),) = spans
+            self._before = line[:end]
+            self._named = line[:start] + self._value
         return patch(line, spans, self._value) if spans else line

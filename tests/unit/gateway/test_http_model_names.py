@@ -14,6 +14,7 @@ from gateway.domain.model_rewrite import (
     named_model_spans,
     patch,
     replace_model,
+    replace_named_model,
 )
 from gateway.domain.request_fields import FieldsProblem, RequestFields, read_fields
 
@@ -154,6 +155,92 @@ def test_where_a_request_names_its_model_is_found_without_reading_all_of_it(
     raw = json.dumps(document, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert named_model_spans(raw) == model_spans(raw)
     assert patch(raw, named_model_spans(raw), b'"new"') == replace_model(raw, "new")
+    assert replace_named_model(raw, b'"new"') == replace_model(raw, "new")
+
+
+PIECES = [
+    b'{"id":"x","model":"m"',
+    b'"model"',
+    b'"model":',
+    b'"mod\\u0065l":',
+    b'"n"',
+    b'"a\\"b"',
+    b'":',
+]
+PIECES += [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b": ",
+    b" : ",
+    b",",
+    b'"',
+    b"\\",
+    b" ",
+    b"\t",
+    b"7",
+    b"model",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map(b"".join))
+@settings(max_examples=300, deadline=None)
+def test_the_short_way_to_a_name_is_what_the_long_way_finds_in_anything(raw: bytes) -> None:
+    assert replace_model(raw, "new") == patch(raw, model_spans(raw), b'"new"')
+
+
+@given(
+    st.lists(
+        st.one_of(
+            # As engines write them: one head for all events, and what differs behind it.
+            JSON.map(
+                lambda delta: b'data: {"id":"a","model":"m","x":%b}' % json.dumps(delta).encode()
+            ),
+            JSON.map(lambda delta: b'data:{"x":%b,"model":"m"}' % json.dumps(delta).encode()),
+            st.lists(st.sampled_from(PIECES), max_size=6).map(
+                lambda found: b'data: {"id":"a","model":"m"' + b"".join(found)
+            ),
+            st.sampled_from([b"data: [DONE]", b": ping", b"event: x", b"", b'data: {"model":"m"}']),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n", b"\r"]),
+    st.lists(st.integers(0, 600), max_size=6),
+)
+@settings(max_examples=300, deadline=None)
+def test_an_event_that_begins_like_the_one_before_is_rewritten_like_any(
+    events: list[bytes], end: bytes, cuts: list[int]
+) -> None:
+    stream = b"".join(event + end for event in events)
+    expected = b"".join(
+        patch(line, model_spans(line, 5), b'"new"') if line.startswith(b"data:") else line
+        for line in stream.splitlines(keepends=True)
+    )
+    whole_events = list(itertools.accumulate(len(event + end) for event in events))
+    for marks in (
+        sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)}),
+        [0, *whole_events],
+    ):
+        rewriter = SseModelRewriter("new")
+        pieces = [rewriter.feed(stream[a:b]) for a, b in itertools.pairwise(marks)]
+        assert b"".join([*pieces, rewriter.finish()]) == expected
+
+
+def test_an_event_is_read_again_when_something_else_in_it_may_name_a_model() -> None:
+    rewriter = SseModelRewriter("new")
+    head = b'data: {"id":"a","model":"'
+    for rest, told in (
+        (b',"x":1}', b',"x":1}'),
+        (b',"model":"m"}', b',"model":"new"}'),
+        (rb',"mod\u0065l":"m"}', rb',"mod\u0065l":"new"}'),
+        (b',"x":1}\n\n' + head + b'm","y":2}', b',"x":1}\n\n' + head + b'new","y":2}'),
+        (b',"z":3}', b',"z":3}'),
+    ):
+        assert rewriter.feed(head + b'm"' + rest + b"\n\n") == head + b'new"' + told + b"\n\n"
+    # A longer name that begins alike is another name.
+    assert rewriter.feed(head + b'mm","x":1}\n\n') == head + b'new","x":1}\n\n'
 
 
 def test_a_name_that_looks_like_the_key_is_not_mistaken_for_it() -> None:
