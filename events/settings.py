@@ -142,9 +142,18 @@ def _with_units(kind: type[Struct], given: Any, path: str, name: str) -> Any:
             value = {} if value is None else value
             value = _with_units(struct, value, here, name)
         else:
-            value = _number(field, value, here, name)
+            value = _number(field, _word(hints[field], value), here, name)
         result[field] = value
     return result
+
+
+def _word(annotation: Any, value: Any) -> Any:
+    """What a setting of a few words means by `off` or `on`, which YAML reads as false and true."""
+    if not isinstance(value, bool):
+        return value
+    words = get_args(get_args(annotation)[0]) if get_origin(annotation) is Annotated else ()
+    meant = "on" if value else "off"
+    return meant if meant in words else value
 
 
 def _number(field: str, value: Any, here: str, name: str) -> Any:

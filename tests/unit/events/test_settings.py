@@ -84,3 +84,13 @@ def test_inv_3_a_gateway_s_word_counts_for_longer_than_it_trusts_it() -> None:
     with pytest.raises(SettingsError, match="20"):
         load(environment={"YARD_NODEAGENT_ADAPTER_PIN": "20s"})
     assert load(environment={"YARD_NODEAGENT_ADAPTER_PIN": "25s"}).nodeagent.adapter_pin_s == 25
+
+
+def test_a_word_that_yaml_reads_as_false_is_that_word(tmp_path: Path) -> None:
+    file = tmp_path / "yard.yaml"
+    file.write_text("gateway:\n  keys: off\n")
+    assert load(file, environment={}).gateway.keys == "off"
+    assert load(environment={"YARD_GATEWAY_KEYS": "off"}).gateway.keys == "off"
+    file.write_text("gateway:\n  keys: on\n")
+    with pytest.raises(SettingsError, match="keys"):
+        load(file, environment={})
