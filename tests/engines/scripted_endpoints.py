@@ -152,7 +152,10 @@ def score(peer, script, asked: dict) -> None:
 
 def transcribe(peer, script, asked: dict) -> None:
     """Says what it heard: the name, size and sum of the file."""
-    file = asked.get("file") or {}
+    file = asked.get("file", {})
+    if not isinstance(file, dict):
+        peer.error(400, "`file` is no file", "invalid_request_error")
+        return
     told = f"{file.get('filename')} {file.get('size')} {file.get('sha256')}"
     if asked.get("stream") == "true":
         peer.head(200, "text/event-stream", "Transfer-Encoding: chunked")
