@@ -40,17 +40,13 @@ class Callers:
         self._gateway = gateway
         self._setting: KeysNeeded = setting
         self._beyond_loopback = beyond_loopback
-        self._any_key = False
 
     @property
     def need_key(self) -> bool:
-        """Whether requests need one now. Once there was a key it stays so, whatever the log says later."""
+        """Whether requests need one now."""
         table = self._gateway.table
-        if not self._any_key and table is not None and table.keys.any:
-            self._any_key = True
-        return needs_key(
-            self._setting, any_key=self._any_key, beyond_loopback=self._beyond_loopback
-        )
+        any_key = table is not None and table.keys.any
+        return needs_key(self._setting, any_key=any_key, beyond_loopback=self._beyond_loopback)
 
     def identify(self, kind: Kind, request: Request) -> Caller | Answer:
         """Who sends a request for a place of this kind; or the answer to it."""

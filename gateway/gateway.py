@@ -284,6 +284,8 @@ class Gateway:
     def install(self, table: Table, *, synced: bool) -> None:
         """Swaps the table; requests at replicas that the new one does not know are routed again."""
         before = self.table
+        # A log that was replaced is no reason to let in who was not let in before.
+        table.keys.had_any = before is not None and before.keys.any
         self.table = table
         self.synced = synced
         for replica_id in list(self._runs):

@@ -13,7 +13,13 @@ _TOKEN: Final = frozenset(
     b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 _MAX_NAMES: Final = 64
-_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-yard-waited-ms, x-yard-adapter"
+_EXPOSED: Final = b", ".join(
+    (
+        b"x-request-id, retry-after, x-should-retry, x-yard-waited-ms, x-yard-adapter",
+        b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests",
+        b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+    )
+)
 _MAX_AGE_S: Final = b"600"
 
 

@@ -44,15 +44,16 @@ ANYBODY: Final = Caller()
 @dataclass(slots=True)
 class KeyTable:
     """Keys by id. `unreadable` are ids whose only events this gateway cannot read: nobody can use them, yet the
-    yard has keys."""
+    yard has keys. `had_any`: so did the table before this one."""
 
     keys: dict[str, Key] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
+    had_any: bool = field(default=False, compare=False)
 
     @property
     def any(self) -> bool:
-        """Whether the log holds a key, whatever became of it."""
-        return bool(self.keys or self.unreadable)
+        """Whether the log holds a key, or did when it was another, whatever became of it."""
+        return bool(self.keys or self.unreadable) or self.had_any
 
     def put(self, key: Key) -> None:
         self.keys[key.id] = key
