@@ -19,7 +19,7 @@ from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.oncards import is_served, missing_card, not_served
 from gateway.domain.rights import forbidden, visible
-from gateway.domain.status import adapter_card, model_card, model_list
+from gateway.domain.status import adapter_card, list_body, model_card, model_list
 from gateway.domain.table import Table
 from gateway.gateway import Gateway
 from gateway.http.messages import Request, Responder
@@ -123,7 +123,7 @@ class Admin:
             scope=scope,
         )
         shown_to = structs.replace(listed, data=visible(caller, listed.data))
-        await respond.send(200, (JSON,), msgspec.json.encode(shown_to))
+        await respond.send(200, (JSON,), list_body(shown_to))
         return 200
 
     async def _model(self, name: str, respond: Responder, on: CardRef | None) -> Answer | int:

@@ -1,12 +1,15 @@
 """Tells how each model and adapter of the catalog stands, in the shape of OpenAI's model list with fields of ours.
 
+Beside it stands the same as llama.cpp and Ollama list their models, for clients that look there.
+
 A query: it reads the table and changes nothing, so listing models can never start one or keep it
 awake. Pure.
 """
 
-from datetime import datetime
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from gateway.domain.adapteranswers import not_served_now
@@ -38,7 +41,7 @@ ModelStatus = Literal[
 class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of `GET /v1/models`. `id` is the name it was asked by, `model` the catalog name.
 
-    `reason` and `code` belong to refused and quarantined, `retry_after_s` to those and to a load. Of an adapter
+    `name` is what interfaces show of it. `reason` and `code` belong to refused and quarantined, `retry_after_s` to those and to a load. Of an adapter
     `parent` is its base and `root` its catalog name, never a path; `replicas_ready` are those of its base that
     load adapters, `replicas_loaded` those that have it.
     """
@@ -49,6 +52,7 @@ class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     owned_by: str
     status: ModelStatus
     model: str
+    name: str = ""
     aliases: tuple[str, ...] = ()
     description: str = ""
     context_length: int | None = None
@@ -95,6 +99,7 @@ def model_card(
         owned_by="modelyard",
         status=status,
         model=model.name,
+        name=asked_as or model.name,
         aliases=model.aliases,
         description=model.description,
         context_length=model.context_length,
@@ -146,6 +151,7 @@ def adapter_card(
         owned_by="modelyard",
         status=status,
         model=adapter.name,
+        name=asked_as or adapter.name,
         aliases=adapter.aliases,
         context_length=None if base is None else base.context_length,
         max_output=None if base is None else base.max_output,
@@ -230,3 +236,40 @@ def model_list(
         ),
         stale=stale,
     )
+
+
+def list_body(listed: ModelList) -> bytes:
+    """The JSON of a list: OpenAI's `data`, and beside it `models` as llama.cpp and Ollama list them.
+
+    What of their fields tells of a file is left empty: which file an engine loads is nobody's affair here.
+    """
+    models: list[dict[str, Any]] = [
+        {
+            "name": card.id,
+            "model": card.id,
+            "modified_at": _iso(card.created),
+            "size": 0,
+            "digest": "",
+            "type": "model",
+            "description": card.description,
+            "tags": (),
+            "capabilities": ("completion",),
+            "parameters": "",
+            "details": {
+                "parent_model": card.parent or "",
+                "format": "",
+                "family": "",
+                "families": (),
+                "parameter_size": "",
+                "quantization_level": "",
+            },
+        }
+        for card in listed.data
+    ]
+    return msgspec.json.encode(
+        {"object": "list", "data": listed.data, "models": models, "stale": listed.stale}
+    )
+
+
+def _iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

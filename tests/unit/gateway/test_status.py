@@ -1,11 +1,12 @@
 """How each model stands, as `GET /v1/models` tells it."""
 
-from datetime import timedelta
+import json
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from gateway.domain.status import ModelCard, ModelStatus, model_card, model_list
+from gateway.domain.status import ModelCard, ModelStatus, list_body, model_card, model_list
 from gateway.domain.table import Table
 from schemas.activation import ActivationPhase
 from schemas.model import Scaling
@@ -73,3 +74,22 @@ def test_a_card_names_what_was_asked_for() -> None:
     story = Story()
     found = card(folded(story.model(aliases=("x",))), asked_as="x")
     assert (found.id, found.model) == ("x", "m")
+
+
+def test_a_list_is_read_by_clients_of_openai_of_ollama_and_of_open_webui() -> None:
+    story = Story()
+    table = folded(story.model("m", description="small"), story.model("org/n"))
+    body = json.loads(list_body(model_list(table, NOW, waiting={})))
+    assert (body["object"], body["stale"]) == ("list", False)
+    # OpenAI's: what its client's type of a model asks for; Open WebUI shows `name`.
+    for card, name in zip(body["data"], ("m", "org/n"), strict=True):
+        assert (card["id"], card["object"], card["owned_by"]) == (name, "model", "modelyard")
+        assert isinstance(card["created"], int)
+        assert card["name"] == name
+    # Ollama's and llama.cpp's.
+    for model, name in zip(body["models"], ("m", "org/n"), strict=True):
+        assert (model["name"], model["model"]) == (name, name)
+        assert datetime.fromisoformat(model["modified_at"]).tzinfo is not None
+        assert model["details"].keys() >= {"family", "parameter_size", "quantization_level"}
+        assert isinstance(model["size"], int)
+    assert body["models"][0]["description"] == "small"
