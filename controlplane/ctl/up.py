@@ -456,10 +456,21 @@ async def apply_catalog(yard: Yard, catalog: Path) -> None:
 
 
 CURL: Final = (
-    "curl -N {base}/chat/completions -H 'Content-Type: application/json'"
+    "curl -N {base}/chat/completions {key}-H 'Content-Type: application/json'"
     ' -d \'{{"model": "{model}", "stream": true,'
     ' "messages": [{{"role": "user", "content": "Say hello."}}]}}\''
 )
+
+
+KEY_HEADER: Final = '-H "Authorization: Bearer $KEY" '
+
+
+async def _asks_for_a_key(yard: Yard) -> bool:
+    """Whether the gateway answers nobody without one."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await client.get(f"{yard.base_url}/models")).status_code == 401
+    return False
 
 
 async def _first_model(yard: Yard) -> str | None:
@@ -524,13 +535,14 @@ async def run_up(options: UpOptions) -> int:
             print(f"NATS       {running.yard.nats_url}")
             print(f"data       {running.yard.data}")
             print()
+            key = KEY_HEADER if await _asks_for_a_key(running.yard) else ""
             if model is None:
                 print(
                     "The catalog has no model that may run; serve one: yardctl model serve OWNER/REPO"
                 )
-                print(CURL.format(base=running.yard.base_url, model="NAME"))
-            else:
-                print(CURL.format(base=running.yard.base_url, model=model))
+            print(CURL.format(base=running.yard.base_url, model=model or "NAME", key=key))
+            if key:
+                print("KEY is one of this yard's API keys: yardctl key create --name NAME")
             print("\nCtrl-C stops all of it, engines too.", flush=True)
             await stopping
             say("stopping: engines, then services")

@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from controlplane.ctl import up
 from tests.support.aio import run, until
 from tests.system.yard import SystemYard, chat, client, rows, scripted_model, system_yard
 
@@ -49,6 +50,7 @@ def test_scn_e4_a_revoked_key_is_refused_on_every_gateway_once_yardctl_says_so(
             await yard.event("replica.ready")
             assert "there are no keys" in await yard.ctl("key", "list")
             assert (await ask(yard, 0, None)).status_code == 200, "without any key a yard is open"
+            assert not await up._asks_for_a_key(yard.running.yard)
 
             out, err = await yard.told("key", "create", "--name", "ci", "--rpm", "1000")
             key = out.removesuffix("\n")
@@ -61,6 +63,9 @@ def test_scn_e4_a_revoked_key_is_refused_on_every_gateway_once_yardctl_says_so(
 
             for gateway in range(GATEWAYS):
                 await until(lambda at=gateway: served(yard, at, key), "a gateway that read of it")
+            assert await up._asks_for_a_key(yard.running.yard), (
+                "the line it prints has a place for one"
+            )
             assert all("No API key" in said for said in await refused(yard, None))
             assert all("secret" in said for said in await refused(yard, f"{key[:-1]}_"))
             assert (await ask(yard, 0, key, "b")).json()["error"]["code"] == "key_may_not_activate"
