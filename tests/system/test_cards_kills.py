@@ -94,7 +94,10 @@ def test_inv_6_who_holds_a_card_keeps_it_and_who_waits_gets_it_whatever_is_kille
                 waiting(yard, first, second) as lines,
                 Loop(yard.gateway(), "steady", rate=5.0) as load,
             ):
+                before = yard.position
                 await killed(yard, part)
+                if part == "nodeagent":
+                    await yard.event("node.started", after=before, timeout_s=40)
                 await load.more_answers(3)
                 # The one who has it has it still, under the same number.
                 assert (await asked(yard, holder)).fences == granted.fences

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,12 @@ def test_req_a1_the_demo_tells_the_whole_story_and_leaves_nothing(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        out, _ = await process.communicate()
+        try:
+            out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+                await process.communicate()
         assert process.returncode == 0, out.decode()
         return out.decode()
 

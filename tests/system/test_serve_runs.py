@@ -106,7 +106,7 @@ def test_req_c63_a_smoke_test_without_an_answer_leaves_the_entry_off_and_a_retry
     async def story(hub: Hub) -> None:
         hub.repo(REPO).commit({FILE: tiny(tmp_path / "models")})
         settings = {
-            "controlplane": {"smoke_timeout_s": 2.0, "drain_timeout_s": 2.0},
+            "controlplane": {"smoke_timeout_s": 4.0, "drain_timeout_s": 2.0},
             "nodeagent": {"stop_grace_s": 1.0},
         }
         async with system_yard(tmp_path / "yard", settings=settings) as yard:
@@ -116,12 +116,12 @@ def test_req_c63_a_smoke_test_without_an_answer_leaves_the_entry_off_and_a_retry
             os.kill(stopped, signal.SIGSTOP)
             failed = await over(yard, job)
             assert (failed.state, failed.code) == ("failed", codes.SMOKE_FAILED), failed
-            assert failed.error == "the replica did not answer within 2 s"
+            assert failed.error == "the replica did not answer within 4 s"
             off = yard.of("model.changed")[-1].state
             assert isinstance(off, Model)
             assert (off.scaling.max, off.off_reason) == (
                 0,
-                f"serve job {job} failed: the replica did not answer within 2 s",
+                f"serve job {job} failed: the replica did not answer within 4 s",
             )
             # Off: its replica goes too, deaf to the polite signal as it is.
             await yard.event("replica.stopped", timeout_s=40)
