@@ -63,6 +63,39 @@ SSE_HEADERS: Final = (
 
 _SSE_OWN: Final = frozenset(name for name, _ in SSE_HEADERS)
 
+_NOT_ON: Final = 1  # of a request: stays behind
+_NOT_BACK: Final = 2  # of an answer: stays behind
+_IS_SSE: Final = 4  # of a stream: ours replaces it
+_IS_CONNECTION: Final = 8
+
+
+class _Ways(dict[bytes, int]):
+    """Which ways a header does not travel, by name; remembered, for the same few come with every message."""
+
+    def __missing__(self, name: bytes) -> int:
+        way = 0
+        if name in _NOT_TO_ENGINE or name.startswith(b"x-yard-"):
+            way |= _NOT_ON
+        if name in _NOT_TO_CLIENT or name.startswith((b"x-yard-", b"access-control-")):
+            way |= _NOT_BACK
+        if name in _SSE_OWN:
+            way |= _IS_SSE
+        if name == b"connection":
+            way |= _IS_CONNECTION
+        if len(self) < MOST_NAMES and len(name) <= LONGEST_NAME:
+            self[name] = way
+        return way
+
+
+MOST_NAMES: Final = 1024
+LONGEST_NAME: Final = 64
+"""Bounds of what is remembered of header names: senders make them up."""
+
+_WAYS: Final = _Ways()
+
+_PLAIN_CONNECTION: Final = {b"keep-alive": True, b"Keep-Alive": True, b"close": False}
+"""What nearly every Connection header says, and whether the connection stays open then."""
+
 STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
@@ -72,17 +105,23 @@ STATUS_LINES: Final = {
 class Headers:
     """The headers of one message: `items` in the order sent, names in lower case."""
 
-    __slots__ = ("items",)
+    __slots__ = ("_first", "items")
 
-    def __init__(self, items: list[tuple[bytes, bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        items: list[tuple[bytes, bytes]] | None = None,
+        once: dict[bytes, bytes] | None = None,
+    ) -> None:
+        """`once`: the same by name, where that is known already and no name comes twice."""
         self.items: list[tuple[bytes, bytes]] = [] if items is None else items
+        self._first = once
 
     def get(self, name: bytes, default: bytes | None = None) -> bytes | None:
         """The first value of `name` (in lower case), else `default`."""
-        for key, value in self.items:
-            if key == name:
-                return value
-        return default
+        first = self._first
+        if first is None:
+            first = self._first = dict(reversed(self.items))
+        return first.get(name, default)
 
     def get_all(self, name: bytes) -> list[bytes]:
         """Every value of `name`, in order."""
@@ -123,13 +162,34 @@ class HeadFacts(Struct, frozen=True, kw_only=True):
     sse: bool = False
 
 
-def request_facts(headers: HeaderList, version: str) -> HeadFacts | FramingRefused:
-    """How the body of a request ends, and what else its head asks for.
+def by_name(headers: HeaderList) -> dict[bytes, bytes] | None:
+    """The values by name; None where a name comes more than once."""
+    values = dict(headers)
+    return values if len(values) == len(headers) else None
+
+
+def request_facts(
+    headers: HeaderList, version: str, once: dict[bytes, bytes] | None = None
+) -> HeadFacts | FramingRefused:
+    """How the body of a request ends, and what else its head asks for. `once` as in Headers: spares a look at each.
 
     1. Transfer-Encoding beside Content-Length, or given twice, or anything but plain `chunked`, or
        on HTTP/1.0: refused. 2. `chunked`: CHUNKED. 3. one plain Content-Length: that, 0 is NO_BODY.
     4. neither: NO_BODY.
     """
+    if once is not None and b"transfer-encoding" not in once:
+        length = once.get(b"content-length")
+        announced = NO_BODY if length is None else _length([length])
+        if isinstance(announced, FramingRefused):
+            return announced
+        connection = once.get(b"connection")
+        stays = version == "1.1"
+        return HeadFacts(
+            framing=announced,
+            keep_alive=stays if connection is None else _keeps_alive(connection, stays),
+            hosts=int(b"host" in once),
+            expect=once.get(b"expect"),
+        )
     lengths: list[bytes] = []
     encodings: list[bytes] = []
     keep_alive = version == "1.1"
@@ -163,7 +223,11 @@ def request_facts(headers: HeaderList, version: str) -> HeadFacts | FramingRefus
 
 
 def response_facts(
-    method: str, status: int, version: str, headers: HeaderList
+    method: str,
+    status: int,
+    version: str,
+    headers: HeaderList,
+    once: dict[bytes, bytes] | None = None,
 ) -> HeadFacts | FramingRefused:
     """How the body of an engine's answer ends, and whether the connection stays usable.
 
@@ -171,6 +235,20 @@ def response_facts(
     and 1xx: NO_BODY whatever the headers say. 3. `chunked`. 4. a Content-Length. 5. neither:
     UNTIL_CLOSE.
     """
+    if once is not None and b"transfer-encoding" not in once:
+        length = once.get(b"content-length")
+        announced = UNTIL_CLOSE if length is None else _length([length])
+        if isinstance(announced, FramingRefused):
+            return announced
+        if method == "HEAD" or status in (204, 304) or status < 200:
+            announced = NO_BODY
+        connection = once.get(b"connection")
+        stays = version == "1.1"
+        return HeadFacts(
+            framing=announced,
+            keep_alive=stays if connection is None else _keeps_alive(connection, stays),
+            sse=_is_sse(once.get(b"content-type", b"")),
+        )
     lengths: list[bytes] = []
     encodings: list[bytes] = []
     keep_alive = version == "1.1"
@@ -181,7 +259,7 @@ def response_facts(
         elif name == b"transfer-encoding":
             encodings.append(value)
         elif name == b"content-type":
-            sse = value[:17].lower() == b"text/event-stream"
+            sse = _is_sse(value)
         elif name == b"connection":
             keep_alive = _keeps_alive(value, keep_alive)
     framing: int | FramingRefused = UNTIL_CLOSE  # 5
@@ -200,8 +278,15 @@ def response_facts(
     return HeadFacts(framing=framing, keep_alive=keep_alive, sse=sse)
 
 
+def _is_sse(content_type: bytes) -> bool:
+    return content_type[:17].lower() == b"text/event-stream"
+
+
 def _keeps_alive(connection: bytes, keep_alive: bool) -> bool:
     """What a Connection header makes of the version's default; `close` wins over everything."""
+    plain = _PLAIN_CONNECTION.get(connection)
+    if plain is not None:
+        return plain
     tokens = [token.strip() for token in connection.lower().split(b",")]
     if b"close" in tokens:
         return False
@@ -234,13 +319,21 @@ def split_target(target: bytes) -> tuple[str, bytes] | None:
 _NOTHING: Final[frozenset[bytes]] = frozenset()
 
 
-def _connection_named(headers: HeaderList) -> frozenset[bytes]:
-    """Header names the sender's Connection header declares to be for this hop only."""
+def _travelling(headers: HeaderList, stays: int) -> list[tuple[bytes, bytes]]:
+    """Those that none of the ways in `stays` keeps, nor the sender's Connection header declares for this hop only."""
+    out: list[tuple[bytes, bytes]] = []
     named: frozenset[bytes] = _NOTHING
-    for name, value in headers:
-        if name == b"connection" and value not in (b"keep-alive", b"close", b"Keep-Alive"):
-            named |= {token.strip().lower() for token in value.split(b",")}
-    return named
+    ways = _WAYS
+    for header in headers:
+        way = ways[header[0]]
+        if not way:
+            out.append(header)
+            continue
+        if not way & stays:
+            out.append(header)
+        if way & _IS_CONNECTION and header[1] not in _PLAIN_CONNECTION:
+            named |= {token.strip().lower() for token in header[1].split(b",")}
+    return [header for header in out if header[0] not in named] if named else out
 
 
 def engine_request_headers(
@@ -252,12 +345,7 @@ def engine_request_headers(
     behind; Host and framing are the client's affair (gateway/http/client.py adds them). `engine_key`
     becomes the bearer token.
     """
-    named = _connection_named(client)
-    out = [
-        (name, value)
-        for name, value in client
-        if name not in _NOT_TO_ENGINE and name not in named and not name.startswith(b"x-yard-")
-    ]
+    out = _travelling(client, _NOT_ON)
     if engine_key is not None:
         out.append((b"authorization", b"Bearer " + engine_key.encode("ascii")))
     out.extend(extra)
@@ -270,14 +358,7 @@ def client_response_headers(engine: HeaderList, *, sse: bool) -> list[tuple[byte
     CORS is the gateway's to answer (two Access-Control-Allow-Origin make a browser refuse both);
     for SSE the headers that keep proxies from buffering replace the engine's.
     """
-    named = _connection_named(engine)
-    out: list[tuple[bytes, bytes]] = []
-    for name, value in engine:
-        if name in _NOT_TO_CLIENT or name in named:
-            continue
-        if name.startswith((b"x-yard-", b"access-control-")) or (sse and name in _SSE_OWN):
-            continue
-        out.append((name, value))
+    out = _travelling(engine, _NOT_BACK | _IS_SSE if sse else _NOT_BACK)
     if sse:
         out.extend(SSE_HEADERS)
     return out
@@ -288,7 +369,7 @@ def render_head(status: int, headers: HeaderList) -> bytes:
     line = STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
     if not headers:
         return line + b"\r\n"
-    fields = b"\r\n".join([b"%b: %b" % header for header in headers])
+    fields = b"\r\n".join([b": ".join(header) for header in headers])
     # One look over the joined block: it may hold no more line ends than it was joined with.
     joints = len(headers) - 1
     if fields.count(b"\n") != joints or fields.count(b"\r") != joints:
@@ -301,9 +382,16 @@ _TOKEN: Final = frozenset(
 )
 
 
+_CHECKED: Final[set[bytes]] = set()
+"""Names that are proper ones: ours are the same few, and looking at each byte costs more than all else of a head."""
+
+
 def check_header(name: bytes, value: bytes) -> None:
     """Raises ValueError for a header that a head must not carry: a bad name, CR, LF or NUL inside."""
-    if not name or not _TOKEN.issuperset(name):
-        raise ValueError(f"not a header name: {name!r}")
+    if name not in _CHECKED:
+        if not name or not _TOKEN.issuperset(name):
+            raise ValueError(f"not a header name: {name!r}")
+        if len(_CHECKED) < MOST_NAMES:
+            _CHECKED.add(name)
     if b"\r" in value or b"\n" in value or b"\0" in value:
         raise ValueError(f"the value of {name.decode()} holds a line end or NUL")

@@ -20,9 +20,13 @@ from gateway.http.limits import ClientLimits
 
 
 class _HeadReader:
-    """Collects what httptools reports of one response head; no cycle with its parser."""
+    """Collects what httptools reports of one response head; no cycle with its parser, and None for what it need not
+    hear (as in request_head.py)."""
 
     __slots__ = ("complete", "items")
+
+    on_message_begin = on_url = on_body = on_message_complete = on_chunk_header = None
+    on_chunk_complete = on_status = None
 
     def __init__(self) -> None:
         self.items: list[tuple[bytes, bytes]] = []
@@ -262,7 +266,8 @@ class EngineConnection(asyncio.Protocol):
     ) -> None:
         assert self._exchange is not None
         assert self._head_waiter is not None
-        facts = http_rules.response_facts(self._method, status, version, items)
+        once = http_rules.by_name(items)
+        facts = http_rules.response_facts(self._method, status, version, items, once)
         if isinstance(facts, FramingRefused):
             raise BadEngineAnswer(f"the engine's answer is ambiguous: {facts.reason}")
         self._keep_alive = facts.keep_alive
@@ -272,7 +277,7 @@ class EngineConnection(asyncio.Protocol):
             self.close()
             return
         response = EngineResponse(
-            self, self._exchange, status, Headers(items), facts.framing, facts.sse
+            self, self._exchange, status, Headers(items, once), facts.framing, facts.sse
         )
         self._response = response
         if facts.framing == NO_BODY:

@@ -34,7 +34,7 @@ class Outgoing:
         """
         if _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request target: {target!r}")
-        lines = [b"%b: %b" % header for header in headers]
+        lines = [b": ".join(header) for header in headers]
         self.method = method
         self.source: BodySource | None = None
         # A small body is asked for when it is sent: a copy would double what waiting requests hold.

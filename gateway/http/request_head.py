@@ -29,10 +29,14 @@ class _HeadReader:
     """Collects what httptools reports of one request head.
 
     It does not hold its parser: the two would keep each other alive until the collector comes, and
-    a collector's pass over every few hundred requests costs more than parsing them.
+    a collector's pass over every few hundred requests costs more than parsing them. What it does not want to hear
+    of is None: the parser asks for each by name, and a name that is missing costs an exception.
     """
 
     __slots__ = ("complete", "items", "target")
+
+    on_message_begin = on_body = on_message_complete = on_chunk_header = on_chunk_complete = None
+    on_status = None
 
     def __init__(self) -> None:
         self.items: list[tuple[bytes, bytes]] = []
@@ -81,7 +85,8 @@ def read_request_head(head: bytes, limits: ServerLimits) -> RequestHead:
         )
     if b"\0" in head or b"\r\n " in head or b"\r\n\t" in head:
         raise bad_request("The request head holds a folded line or a NUL.")
-    facts = http_rules.request_facts(items, version)
+    once = http_rules.by_name(items)
+    facts = http_rules.request_facts(items, version, once)
     if isinstance(facts, FramingRefused):
         raise bad_request(f"The request is ambiguous: {facts.reason}.")
     if facts.hosts > 1 or (facts.hosts == 0 and version == "1.1"):
@@ -100,6 +105,6 @@ def read_request_head(head: bytes, limits: ServerLimits) -> RequestHead:
         path=target[0],
         query=target[1],
         version=version,
-        headers=Headers(items),
+        headers=Headers(items, once),
         facts=facts,
     )

@@ -41,6 +41,7 @@ ENCODING = b"transfer-encoding"
 )
 def test_the_framing_of_a_request(headers: HeaderList, version: str, framing: int | None) -> None:
     facts = http_rules.request_facts(headers, version)
+    assert facts == http_rules.request_facts(headers, version, http_rules.by_name(headers))
     if framing is None:
         assert isinstance(facts, FramingRefused)
         assert facts.reason
@@ -69,6 +70,8 @@ def test_the_framing_of_an_answer(
     method: str, status: int, headers: HeaderList, framing: int | None
 ) -> None:
     facts = http_rules.response_facts(method, status, "1.1", headers)
+    once = http_rules.by_name(headers)
+    assert facts == http_rules.response_facts(method, status, "1.1", headers, once)
     if framing is None:
         assert isinstance(facts, FramingRefused)
     else:
@@ -93,6 +96,7 @@ def test_whether_a_connection_stays_open(
     headers = [(b"connection", connection)] if connection is not None else []
     for facts in (
         http_rules.request_facts(headers, version),
+        http_rules.request_facts(headers, version, http_rules.by_name(headers)),
         http_rules.response_facts("GET", 200, version, headers),
     ):
         assert isinstance(facts, HeadFacts)
