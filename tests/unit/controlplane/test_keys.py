@@ -4,11 +4,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.domain import keys
 from schemas import codes
+from schemas.api import KeyView
 from schemas.commands import Outcome
-from schemas.key import Key
+from schemas.key import Key, KeyChanged
 from schemas.model import Model
 from tests.support.key_yard import DAY_S, KeyYard, a_key, key_id
 from tests.support.worlds import T0, model
@@ -359,3 +361,21 @@ def test_of_several_with_a_name_the_one_that_counts_is_meant() -> None:
     assert keys.find(both, "a", at[3]) == old
     assert keys.find({**both, "c": live}, "x", at[3]) == live
     assert keys.find(both, "y", at[3]) is None
+
+
+def test_nothing_is_written_over_a_key_that_cannot_be_read(yard: KeyYard) -> None:
+    made = yard.have("ci", expires_s=10.0)
+    yard.have("stays")
+    stored = yard.append("key", (made.id,), KeyChanged(by="x", fields=()), made)
+    newer = replace(stored, seq=stored.seq + 1, problem="written by a newer version")
+    yard.world.apply(newer)
+    yard._seq += 1
+    for outcome in (yard.revoke("ci"), yard.change(made.id, rpm=1)):
+        refused(outcome, codes.UPGRADE_REQUIRED, "newer version")
+    yard.later(2 * DAY_S)
+    assert yard.ended == []
+    assert yard.world.keys[made.id] == made
+
+
+def test_what_is_shown_of_a_key_is_all_but_its_hash() -> None:
+    assert set(KeyView.__struct_fields__) == set(Key.__struct_fields__) - {"hash"} | {"event"}

@@ -170,9 +170,8 @@ def test_json_holds_the_key_and_the_outcome(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_key_that_was_refused_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    refusal = {"status": "rejected", "code": "exists", "sentence": "taken"}
     with pytest.raises(RejectedByYard, match="taken") as caught:
-        run(created(key=a_new_key(), **refusal))
+        run(created(key=a_new_key(), status="rejected", code="exists", sentence="taken"))
     said = capsys.readouterr()
     assert said.out == ""
     nowhere_told(caught.value, said)
