@@ -207,7 +207,9 @@ class Inference:
         path, on = place.path, place.on
         if on is not None:
             served.scope = timeline.scope = gateway.scope_known(on)
-        kept = self._responses.find(place.response) if place.response else None
+        kept = None
+        if place.response:
+            kept = self._responses.find(place.response, served.caller.id)
         intake = await read_intake(place, request, respond, kept)
         if isinstance(intake, Answer):  # 1
             await reply(respond, intake, served)
@@ -411,7 +413,9 @@ class Inference:
                 sending.release()
                 timeline.mark("first_byte", clock.now_s())
                 if sending.path == RESPONSES:
-                    self._learn_response(block, sending.name, replica)
+                    self._learn_response(
+                        block, Kept(sending.name, replica.id, served.caller.id), run
+                    )
 
             relayed = await respond.relay(
                 response,
@@ -520,12 +524,12 @@ class Inference:
             timeline.mark("adapter_there", clock.now_s())
         return name
 
-    def _learn_response(self, block: bytes, name: str, replica: Replica) -> None:
+    def _learn_response(self, block: bytes, kept: Kept, run: Run) -> None:
         """Where it can be asked for again, of engines that keep what they answered."""
-        if RESPONSE in replica.paths:
+        if RESPONSE in run.replica.paths:
             response = id_in(block)
             if response is not None:
-                self._responses.keep(response, Kept(name, replica.id))
+                self._responses.keep(response, kept)
 
     def _headers(self, served: Served) -> tuple[tuple[bytes, bytes], ...]:
         """Ours in an answer that is relayed, which is counted here as a use of its adapter."""

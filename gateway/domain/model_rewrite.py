@@ -1,4 +1,4 @@
-"""Replaces the value of the top-level `model` in JSON and in SSE, and leaves every other byte alone.
+"""Replaces the value of the top-level `model` in JSON and in SSE (there of a whole answer in it too), and leaves every other byte alone.
 
 A request for an alias goes to the engine under the engine's name; its answer names what the client
 asked for. It never re-encodes a document: number formats, key order and spacing are the sender's.
@@ -12,6 +12,7 @@ import msgspec
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _MODEL_KEY: Final = b'"model"'
+_WHOLE_ANSWERS: Final = (b'"response"', b'"message"')
 _STRING_BEHIND: Final = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 _STRUCTURE: Final = re.compile(rb'["{}\[\]]')
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -77,6 +78,34 @@ def named_model_spans(document: bytes) -> list[Span]:
         return model_spans(document)
     span = _string_behind(document, at + len(_MODEL_KEY))
     return model_spans(document) if span is None else [span]
+
+
+def inner_model_spans(document: bytes, start: int = 0) -> list[Span]:
+    """The same one level down, in the objects `response` and `message`: events that carry a whole answer name its
+    model there (`response.created`, `message_start`), and nowhere else."""
+    spans: list[Span] = []
+    depth = 0
+    inside = False
+    position = start
+    while (token := _TOKEN.search(document, position)) is not None:
+        position = token.end()
+        first = document[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth <= 0:
+                break
+        elif depth <= 2 and (colon := _COLON.match(document, position)) is not None:
+            position = colon.end()
+            if depth == 1:
+                inside = token.group() in _WHOLE_ANSWERS and document.startswith(b"{", position)
+            elif inside and _names_model(token.group()):
+                value = _TOKEN.match(document, position)
+                if value is not None and document[position] == 0x22:
+                    spans.append(value.span())
+                    position = value.end()
+    return spans
 
 
 def replace_named_model(document: bytes, value: bytes) -> bytes:
@@ -287,16 +316,10 @@ class SseModelRewriter:
     def _lines(self, data: bytes) -> bytes:
         before = self._before
         if before and data.startswith(before):
-            # Events of one stream begin alike: id, time and model come before what differs. One such event alone, in
-            # which nothing else can be a key that names a model, needs no reading.
+            # Events of one stream begin alike: id, time and model come before what differs. What follows needs no
+            # reading when nothing in it can be a key that names a model.
             rest = data[len(before) :]
-            if (
-                rest.endswith(b"\n\n")
-                and rest.count(b"\n") == 2
-                and b"\r" not in rest
-                and _MODEL_KEY not in rest
-                and not _has_codes(rest)
-            ):
+            if _MODEL_KEY not in rest and not _has_codes(rest):
                 return self._named + rest
         if b"model" not in data and b"\\u" not in data:
             return data
@@ -306,6 +329,9 @@ class SseModelRewriter:
         if not line.startswith(b"data:"):
             return line
         spans = model_spans(line, 5)
+        if not spans and any(key in line for key in _WHOLE_ANSWERS):
+            spans = inner_model_spans(line, 5)
+            return patch(line, spans, self._value) if spans else line
         if len(spans) == 1 and not _has_codes(line) and line.find(_MODEL_KEY, spans[0][1]) < 0:
             ((start, end),) = spans
             self._before = line[:end]

@@ -170,6 +170,20 @@ def test_scn_b2_a_name_is_the_engines_wherever_it_stands(tmp_path: Path) -> None
     run(story(), 60)
 
 
+def test_scn_b2_streams_of_whole_answers_name_the_alias_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with served(tmp_path) as it:
+            for path, inner in (("/v1/responses", "response"), ("/v1/messages", "message")):
+                body = {**ASKED, "model": "an alias", "stream": True}
+                answer = await it.client.post(path, json=body)
+                lines = [x[6:] for x in answer.text.splitlines() if x.startswith("data: ")]
+                whole = [e[inner]["model"] for e in map(json.loads, lines) if inner in e]
+                assert whole
+                assert set(whole) == {"an alias"}
+
+    run(story())
+
+
 def test_what_is_no_text_is_untouched_under_an_alias(tmp_path: Path) -> None:
     async def story() -> None:
         async with served(tmp_path) as it:

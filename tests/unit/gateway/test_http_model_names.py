@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.domain.model_rewrite import (
     JsonModelRewriter,
     SseModelRewriter,
+    inner_model_spans,
     model_spans,
     named_model_spans,
     patch,
@@ -251,5 +252,38 @@ def test_a_name_that_looks_like_the_key_is_not_mistaken_for_it() -> None:
         (b'{"n":{"model":"c"},"model":"b"}', b'{"n":{"model":"c"},"model":"n"}'),
         (rb'{"mod\u0065l":"b","a":{"model":"c"}}', rb'{"mod\u0065l":"n","a":{"model":"c"}}'),
         (b'{"model":"a","model":"b"}', b'{"model":"n","model":"n"}'),
+        (b'{"model" :"a","model":"b"}', b'{"model" :"n","model":"n"}'),
+        (b'{"a":["x"],"model":"b"}', b'{"a":["x"],"model":"n"}'),
+        (rb'{"model":"a\"b"}', b'{"model":"n"}'),
     ):
         assert patch(raw, named_model_spans(raw), b'"n"') == expected
+        assert replace_named_model(raw, b'"n"') == expected
+        assert replace_model(raw, "n") == expected
+
+
+@given(st.dictionaries(st.sampled_from(["response", "message", "x", "model"]), JSON), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_scn_b2_a_whole_answer_in_an_event_is_renamed_and_nothing_else(
+    document: dict[str, object], spaced: bool
+) -> None:
+    raw = json.dumps(document, indent=1 if spaced else None).encode()
+    changed = json.loads(patch(raw, inner_model_spans(raw), b'"new"'))
+    expected: dict[str, object] = {}
+    for key, value in document.items():
+        inner = value if key in ("response", "message") and isinstance(value, dict) else {}
+        named = isinstance(inner.get("model"), str)
+        expected[key] = {**inner, "model": "new"} if named else value
+    assert changed == expected
+
+
+def test_scn_b2_events_of_responses_and_messages_name_what_was_asked_for() -> None:
+    rewriter = SseModelRewriter("alias")
+    given_ = [
+        'event: response.created\ndata: {"response":{"id":"resp_1","model":"m"},"type":"a"}\n\n',
+        'event: message_start\ndata: {"type":"b","message":{"model": "m","content":[]}}\n\n',
+        'event: response.output_text.delta\ndata: {"type":"c","delta":"\\"model\\":\\"m\\""}\n\n',
+    ]
+    out = "".join(rewriter.feed(x.encode()).decode() for x in given_) + rewriter.finish().decode()
+    assert out == "".join(given_).replace('"model":"m"', '"model":"alias"').replace(
+        '"model": "m"', '"model": "alias"'
+    )
