@@ -1,6 +1,7 @@
 """Who sends a request, by what it presents as its key."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.support.gateway_keys import ID, SECRET, a_key, text_of
 from tests.support.gateway_world import NOW, Story, folded
 
 
-def who(presented: str | None, *, synced: bool = True, **fields: object) -> Caller | Answer:
+def who(presented: str | None, *, synced: bool = True, **fields: Any) -> Caller | Answer:
     table = KeyTable(keys={ID: a_key(**fields)})
     return identify(table, presented, NOW, needed=True, synced=synced)
 
@@ -43,7 +44,7 @@ def test_the_holder_of_a_key_is_known_by_it() -> None:
     ],
 )
 def test_each_way_to_be_nobody_has_its_sentence(
-    presented: str | None, fields: dict[str, object], sentence: str
+    presented: str | None, fields: dict[str, Any], sentence: str
 ) -> None:
     refused = who(presented, **fields)
     assert isinstance(refused, Answer)
