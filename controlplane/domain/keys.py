@@ -4,7 +4,6 @@ It never sees a secret, only its hash. Whether a request may use a key is each g
 clock: a key expires without an event.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -13,10 +12,9 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from controlplane.domain import names
+from controlplane.domain import keyfields, names
 from controlplane.domain.catalog import TOMBSTONE_TTL_S
 from controlplane.domain.decision import Accepted, Change, Decision, Rejected
-from controlplane.domain.entries import name_problem
 from controlplane.domain.quantities import show_bytes
 from controlplane.domain.scene import Scene
 from schemas import codes
@@ -25,13 +23,6 @@ from schemas.key import KEY_PREFIX, Key, KeyChanged, KeyCreated, KeyDeleted, Key
 
 KeyCommand = KeyCreate | KeyChange | KeyRevoke
 
-ID: Final = re.compile(r"[a-z2-7]{12}", re.ASCII)
-HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-MOST_MODELS: Final = 100
-MOST_STARS: Final = 8
-"""`*` in one pattern: what a request may match it against is as long as its sender likes."""
-LARGEST_LIMIT: Final = 1_000_000_000
-LONGEST_LIFE_S: Final = 100 * 365 * 86_400.0
 STATE_BYTES: Final = 8192
 """Every event carries the whole key."""
 KEPT_S: Final = 86_400.0
@@ -130,12 +121,14 @@ def _create(scene: Scene, actor: str, asked_at: datetime, body: KeyCreate) -> Ac
     """1. something about it is wrong; 2. that very key is there already: nothing changes; 3. its id was used for
     another, or for one that is over; 4. its name is taken; 5. it is known from now on."""
     problems = [
-        *_identity_problems(body),
-        *_model_problems(body.models),
-        *_limit_problems(body.rpm, body.tpm, body.parallel),
+        *keyfields.identity_problems(body),
+        *keyfields.model_problems(body.models),
+        *keyfields.limit_problems(body.rpm, body.tpm, body.parallel),
     ]
     if body.expires_s is not None:
-        problems += _life_problems(body.expires_s, "leave it out for a key that never expires")
+        problems += keyfields.life_problems(
+            body.expires_s, "leave it out for a key that never expires"
+        )
     if problems:  # 1
         return _invalid(problems)
     made = Key(
@@ -193,11 +186,11 @@ def _change(scene: Scene, actor: str, asked_at: datetime, body: KeyChange) -> Ac
         )
         return Rejected(code=codes.CONFLICT, sentence=sentence)
     problems = [
-        *_model_problems(body.models or ()),
-        *_limit_problems(body.rpm or 0, body.tpm or 0, body.parallel or 0),
+        *keyfields.model_problems(body.models or ()),
+        *keyfields.limit_problems(body.rpm or 0, body.tpm or 0, body.parallel or 0),
     ]
     if body.expires_s is not None and body.expires_s != 0:
-        problems += _life_problems(body.expires_s, "0 for a key that never expires")
+        problems += keyfields.life_problems(body.expires_s, "0 for a key that never expires")
     if problems:  # 2
         return _invalid(problems)
     after = key
@@ -301,55 +294,6 @@ def _after(at: datetime, seconds: float) -> datetime:
 def _invalid(problems: list[Problem]) -> Rejected:
     sentence = f"{problems[0].path}: {problems[0].sentence}"
     return Rejected(code=codes.INVALID, sentence=sentence, problems=tuple(problems))
-
-
-def _identity_problems(body: KeyCreate) -> Iterable[Problem]:
-    if ID.fullmatch(body.id) is None:
-        yield Problem(path="id", sentence="expected 12 characters of a-z and 2-7")
-    wrong = name_problem(body.name)
-    if not wrong and body.name.startswith(f"{KEY_PREFIX}_"):
-        wrong = f"expected a name, got what begins like a key; no name begins with {KEY_PREFIX}_"
-    if wrong:
-        yield Problem(path="name", sentence=wrong)
-    if HASH.fullmatch(body.hash) is None:
-        # It is not repeated: somebody may have sent the secret itself.
-        yield Problem(
-            path="hash", sentence="expected the SHA-256 of the secret, 64 digits of 0-9a-f"
-        )
-
-
-def _model_problems(models: Iterable[str]) -> Iterable[Problem]:
-    seen: set[str] = set()
-    for index, pattern in enumerate(models):
-        path = f"models[{index}]"
-        wrong = name_problem(pattern)
-        if not wrong and (pattern.count("*") > MOST_STARS or "**" in pattern):
-            wrong = (
-                f"expected a name or a pattern with at most {MOST_STARS} single *, got {pattern!r}"
-            )
-        if not wrong and pattern in seen:
-            wrong = f"{pattern!r} is given twice"
-        seen.add(pattern)
-        if wrong:
-            yield Problem(path=path, sentence=wrong)
-    if len(seen) > MOST_MODELS:
-        yield Problem(
-            path="models",
-            sentence=f"expected at most {MOST_MODELS} names and patterns, got {len(seen)}",
-        )
-
-
-def _limit_problems(rpm: int, tpm: int, parallel: int) -> Iterable[Problem]:
-    for path, limit in (("rpm", rpm), ("tpm", tpm), ("parallel", parallel)):
-        if not 0 <= limit <= LARGEST_LIMIT:
-            sentence = f"expected 0 (no limit) to {LARGEST_LIMIT:,}, got {limit:,}"
-            yield Problem(path=path, sentence=sentence)
-
-
-def _life_problems(expires_s: float, hint: str) -> Iterable[Problem]:
-    if not 1 <= expires_s <= LONGEST_LIFE_S:
-        sentence = f"expected 1 s to 100 years, got {expires_s:g} s; {hint}"
-        yield Problem(path="expires_s", sentence=sentence)
 
 
 def _unknown_names(scene: Scene, key: Key) -> Iterable[str]:
