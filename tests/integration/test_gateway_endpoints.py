@@ -40,7 +40,7 @@ class Served:
 
 
 @contextmanager
-def engines(count: int, **script: object) -> Iterator[list[str]]:
+def engines(count: int, **script: Any) -> Iterator[list[str]]:
     with scripted(model="m", **script) as first:
         if count == 1:
             yield [first]
@@ -51,7 +51,7 @@ def engines(count: int, **script: object) -> Iterator[list[str]]:
 
 @asynccontextmanager
 async def served(
-    data: Path, replicas: int = 1, paths: tuple[str, ...] = PATHS, **script: object
+    data: Path, replicas: int = 1, paths: tuple[str, ...] = PATHS, **script: Any
 ) -> AsyncIterator[Served]:
     with engines(replicas, **script) as endpoints:
         async with memory_yard(data) as yard:

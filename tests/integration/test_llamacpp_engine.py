@@ -9,10 +9,17 @@ from pathlib import Path
 
 import httpx
 import msgspec
+from msgspec import structs
 
 from nodeagent import processes
 from nodeagent.drivers.driver import EngineStart, StartRefused
-from nodeagent.drivers.llamacpp import LlamacppDriver
+from nodeagent.drivers.llamacpp import (
+    AUDIO_PATHS,
+    EMBEDDING_PATHS,
+    PATHS,
+    RERANKING_PATHS,
+    LlamacppDriver,
+)
 from nodeagent.launching import Ended, LaunchEnded, Launcher, LaunchReady, Running
 from schemas.beacons import EngineCounters
 from schemas.plan import Launch
@@ -223,3 +230,33 @@ def test_llamacpp_killed_while_it_serves_is_told_with_its_signal(tmp_path: Path)
             assert not processes.is_same(running.pid, running.start_time)
 
     run(story(), 60.0)
+
+
+def test_llamacpp_has_the_paths_its_driver_tells_and_only_those_that_are_on(tmp_path: Path) -> None:
+    """Each path is asked for nothing, and one of each kind for work: what is off says so, what is on says no 501."""
+    off = (*EMBEDDING_PATHS, *RERANKING_PATHS)
+    # The model has no tokens to fill in with, and no ears.
+    of_the_model = {"/infill"}
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    async def story(folder: Path, args: tuple[str, ...]) -> None:
+        driver = LlamacppDriver()
+        start = prepare(driver, structs.replace(LAUNCH, args=(*LAUNCH.args, *args)))
+        async with launcher(folder) as made, talk(start) as client:
+            await ready(made, start)
+            found = await driver.routes(start.endpoint, KEY, (*start.paths, "/v2/rerank"))
+            assert of_the_model.issuperset({*start.paths} - {*found})
+            assert "/v2/rerank" not in found
+            for path in (*PATHS, *off, *AUDIO_PATHS):
+                body = {"model": "smollm2", "input": "a", "content": "a", "tokens": [1]}
+                body |= {"query": "a", "documents": ["b"], "max_tokens": 1, "n_predict": 1}
+                body |= {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+                answer = await client.post(path, json=body, headers=headers)
+                if path in start.paths and path not in of_the_model:
+                    assert answer.status_code == 200, (path, answer.text)
+                else:
+                    assert answer.status_code == 501, (path, answer.text)
+
+    for at, args in enumerate(((), ("--reranking",))):
+        (tmp_path / str(at)).mkdir()
+        run(story(tmp_path / str(at), args), 90.0)
