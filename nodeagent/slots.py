@@ -28,8 +28,9 @@ from nodeagent.slottelling import Telling
 from nodeagent.slotwork import AdapterSource, EngineSide, SlotTimes, seen_as, seen_in
 from nodeagent.waking import pause
 from schemas import codes
+from schemas.adapter import Adapter
 from schemas.adapterasks import Outcome
-from schemas.adapternames import of_engine_name, pin_name
+from schemas.adapternames import pin_name
 from schemas.slots import (
     How,
     SlotsDrifted,
@@ -121,6 +122,7 @@ class ReplicaSlots:
         self._resting = False
         self._knows_routes = False
         self._was_asked = not adopted
+        self._may_be_stale = True
         self.hungry = False
         self.closed = False
         self._keep()
@@ -167,7 +169,8 @@ class ReplicaSlots:
 
     def catalog_changed(self) -> None:
         """The catalog tells something new: what waits for it looks, and what it has no more leaves."""
-        self._keep()
+        self._may_be_stale = True
+        self._keep(anew=True)
         self._bell.ring()
         self.look()
 
@@ -332,7 +335,7 @@ class ReplicaSlots:
         fault = outranked(adapter, held.launch if held is not None else None)
         if fault is not None:
             return fault
-        self._keep()
+        self._keep_also(name, adapter)
         try:
             path = await self._t.files.obtain(adapter)
         except FetchFailed as failed:
@@ -383,9 +386,13 @@ class ReplicaSlots:
             self._timer = None
         if not self.serves or not self._met.is_set():
             return
+        if not self._may_be_stale and slots.is_at_rest(self.state):
+            self.hungry = False
+            return
         at = self._t.monotonic()
         before = self.state.recalled
         facts = self._facts(at)
+        self._may_be_stale = bool(facts.stale) or not self._t.files.synced
         self.state, settled = evicting.settle(self.state, facts, at)
         for evict in settled.evict:
             self._spawn(self._evict(evict, cause))
@@ -501,11 +508,12 @@ class ReplicaSlots:
         seen = seen_in(told, self._t.files)
         self.state, drift = listing.listed(self.state, seen, began, self._facts(moment.at), moment)
         self._read_at = began
-        for one in told:
-            ours = of_engine_name(one.name)
-            if ours is not None and one.root:
+        self._may_be_stale = self._may_be_stale or bool(drift.found)
+        for one, what in zip(told, seen, strict=True):
+            if what.adapter and one.root:
                 # Also of a version that the catalog has no more: the engine may read it again.
-                self._sets.setdefault(pin_name(*ours), os.path.basename(os.path.normpath(one.root)))
+                name = pin_name(what.adapter, what.version)
+                self._sets.setdefault(name, os.path.basename(os.path.normpath(one.root)))
         self._keep()
         if drift:
             LOG.warning(
@@ -536,17 +544,8 @@ class ReplicaSlots:
         held = self._t.books.held.get(self.replica)
         if held is None or not self._t.files.synced:
             return Facts(uses=uses, calm=calm)
-        places, adapter_of = self.state.places, self._t.files.adapter
-        return Facts(
-            uses=uses,
-            kept=frozenset(
-                name
-                for name, place in places.items()
-                if slotasks.is_pinned(name, adapter_of(place.adapter), held.replica)
-            ),
-            stale=slotasks.stale(places, adapter_of, held.replica),
-            calm=calm,
-        )
+        kept, stale = slotasks.standing(self.state.places, self._t.files.adapter, held.replica)
+        return Facts(uses=uses, kept=kept, stale=stale, calm=calm)
 
     def _is_calm(self) -> bool:
         """Whether no gateway can trust a pin that is not known here: connected ever since this engine serves, or
@@ -560,15 +559,27 @@ class ReplicaSlots:
     def _moment(self) -> Moment:
         return Moment(at=self._t.monotonic(), now=self._t.now())
 
-    def _keep(self) -> None:
+    def _keep(self, *, anew: bool = False) -> None:
         """Tells which files the engine may read again; until that is known, none of any adapter's goes."""
         places = self.state.places
+        if not anew and self._sets.keys() == places.keys():
+            self._tell_kept()
+            return
         for name, place in places.items():
             adapter = self._t.files.adapter(place.adapter)
             if adapter is not None and pin_name(adapter.name, adapter.version) == name:
                 self._sets[name] = set_of(adapter)
         self._sets = {name: key for name, key in self._sets.items() if name in places}
-        if self._was_asked and (self._t.files.synced or len(self._sets) == len(places)):
+        self._tell_kept()
+
+    def _keep_also(self, name: str, adapter: Adapter) -> None:
+        """Tells of one more, without a look at all: somebody waits for its load."""
+        self._sets[name] = set_of(adapter)
+        self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        is_known = self._t.files.synced or self.state.places.keys() <= self._sets.keys()
+        if self._was_asked and is_known:
             self._t.files.keep(self.replica, frozenset(self._sets.values()))
 
     def _model(self) -> str | None:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, cast
 
 from msgspec import Struct
 
+from nodeagent.domain.adapterfiles import set_of
 from nodeagent.domain.badloads import Fault
 from nodeagent.domain.listing import Seen
 from nodeagent.drivers.driver import (
@@ -169,7 +170,12 @@ def _seen(one: ListedAdapter, files: AdapterSource) -> Seen:
     known = files.adapter(name)
     if known is not None and pin_name(name, known.version) == pin_name(name, version):
         version = known.version
-        is_right = not one.root or is_same(one.root, files.folder(known))
+        # Of hundreds that are listed all but a few are told as they were given: no look at the disk for those.
+        is_right = (
+            not one.root
+            or one.root == f"{files.root}/{set_of(known)}"
+            or is_same(one.root, files.folder(known))
+        )
         return Seen(
             engine_name=one.name,
             adapter=name,

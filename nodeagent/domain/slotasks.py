@@ -44,21 +44,21 @@ def waits_for(state: State, why: Literal["leaving", "room"]) -> str:
     return ""
 
 
-def is_pinned(name: str, adapter: Adapter | None, replica: Replica) -> bool:
-    """Whether a person pinned what is loaded under this pin name: it leaves for no other."""
-    return adapter is not None and adapter.pinned and _why_stale(name, adapter, replica) is None
-
-
-def stale(
+def standing(
     places: Mapping[str, Place], adapter_of: Callable[[str], Adapter | None], replica: Replica
-) -> dict[str, Why]:
-    """By pin name, what the catalog has no more, and why. To be asked only once all of the catalog was read."""
-    found: dict[str, Why] = {}
+) -> tuple[frozenset[str], dict[str, Why]]:
+    """What the catalog says of what is there, by pin name: what a person pinned, which leaves for no other; and
+    what the catalog has no more, and why. To be asked only once all of the catalog was read."""
+    kept: list[str] = []
+    stale: dict[str, Why] = {}
     for name, place in places.items():
-        why = _why_stale(name, adapter_of(place.adapter), replica)
+        adapter = adapter_of(place.adapter)
+        why = _why_stale(name, adapter, replica)
         if why is not None:
-            found[name] = why
-    return found
+            stale[name] = why
+        elif adapter is not None and adapter.pinned:
+            kept.append(name)
+    return frozenset(kept), stale
 
 
 def _why_stale(name: str, adapter: Adapter | None, replica: Replica) -> Why | None:

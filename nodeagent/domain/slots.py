@@ -267,6 +267,17 @@ def waiting(state: State, at: float) -> tuple[Waiting, ...]:
     return tuple(w for w in state.queue if at - w.seen_at <= ASKS_AGAIN_S)
 
 
+def is_at_rest(state: State) -> bool:
+    """Whether nothing here has to leave for anybody: no more is loaded than the limit, nobody waits for a place,
+    and nobody wants anything gone."""
+    return (
+        not state.queue
+        and not state.recalled
+        and len(state.places) <= state.limit
+        and not any(place.leaving for place in state.places.values())
+    )
+
+
 # What became of what was begun.
 
 

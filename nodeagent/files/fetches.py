@@ -183,7 +183,8 @@ class Files:
         path = self._store.whole(key, known)
         if path is None or self._evicting:
             return None
-        self._store.use(key)
+        # Behind what it is used for: somebody waits for that.
+        asyncio.get_running_loop().call_soon(self._store.use, key)
         return path
 
     async def _soon(self, key: str, known: Mapping[str, str]) -> Path:

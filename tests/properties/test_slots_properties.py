@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nodeagent.domain import listing, pins, slots
 from nodeagent.domain.badloads import Fault
-from nodeagent.domain.evicting import Facts, settle
+from nodeagent.domain.evicting import Facts, Settled, settle
 from nodeagent.domain.listing import Seen
 from nodeagent.domain.slots import Hit, Join, Load, Place, Refuse, State, Wait
 from schemas import codes
@@ -266,6 +266,12 @@ class SlotMachine(RuleBasedStateMachine):
         unloading = {n for n, p in self.state.places.items() if p.phase == "unloading"}
         assert loading == set(self.loads)
         assert unloading == set(self.unloads)
+
+    @invariant()
+    def at_rest_no_look_chooses_anything(self) -> None:
+        if slots.is_at_rest(self.state):
+            assert settle(self.state, self.facts(), self.at) == (self.state, Settled())
+            assert settle(self.state, Facts(), self.at) == (self.state, Settled())
 
     @invariant()
     def no_two_places_have_one_name(self) -> None:
