@@ -1,5 +1,8 @@
 """What a method and a path mean, whatever their spelling."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gateway.domain.names import LONGEST_KEPT, decode_model_id, place_of
@@ -167,3 +170,11 @@ def test_inv_2_what_an_engine_is_sent_stands_in_a_table() -> None:
     for path in (*ENGINE_PATHS, *BY_ID):
         first = path.strip("/").split("/")
         assert not {"slots", "metrics", "sleep", "props"} & set(first)
+
+
+def test_the_page_about_endpoints_names_them_all() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(/[a-z0-9_/-]+)`", page))
+    # Those below an engine's address alone stand there with it.
+    for path in ENGINE_PATHS:
+        assert path in named or f"`POST /engines/<model>{path}`" in page, path
