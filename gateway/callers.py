@@ -30,7 +30,7 @@ _OPEN: Final[frozenset[Kind]] = frozenset(
 """What is answered to everybody."""
 
 _BEARER: Final = b"bearer "
-_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
+_OTHER_HEADERS: Final = (b"x-api-key", b"api-key")
 
 
 class Callers:
@@ -65,19 +65,22 @@ class Callers:
         )
 
 
-def presented(request: Request) -> str | None:
+def presented(request: Request) -> bytes | None:
     """What the request presents as its key: the bearer token, else `x-api-key`, else `api-key`.
 
     Clients that know several keys send several; the first that looks like one of ours counts.
     """
-    found: dict[bytes, bytes] = {}
-    for name, value in request.headers.items:
-        if name not in _HEADERS:
-            continue
-        if name == b"authorization":
-            if value[: len(_BEARER)].lower() != _BEARER:
-                continue
-            value = value[len(_BEARER) :]
-        found.setdefault(name, value.strip())
-    given = [found[name].decode("latin-1") for name in _HEADERS if found.get(name)]
-    return next((key for key in given if looks_like_ours(key)), given[0] if given else None)
+    headers = request.headers
+    token = headers.get(b"authorization")
+    if token is not None:
+        token = token[len(_BEARER) :].strip() if token[: len(_BEARER)].lower() == _BEARER else None
+        if token and looks_like_ours(token):
+            return token
+    for name in _OTHER_HEADERS:
+        given = headers.get(name)
+        if given is not None:
+            given = given.strip()
+            if looks_like_ours(given):
+                return given
+            token = token or given
+    return token

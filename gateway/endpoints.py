@@ -287,8 +287,7 @@ class Inference:
         if caller.key is None:
             return None
         entered = self._limits.enter(caller, intake.fields, request.body.size)
-        for name, value in self._limits.headers(caller):
-            respond.add_header(name, value)
+        respond.add_own(self._limits.headers(caller))
         if isinstance(entered, Answer):
             return entered
         served.grant = entered

@@ -16,7 +16,8 @@ from msgspec import Struct
 from gateway.domain.answers import Answer, answer
 from schemas.key import KEY_PREFIX, Key
 
-_TEXT: Final = re.compile(rf"{KEY_PREFIX}_([a-z2-7]{{12}})_([A-Za-z0-9_-]{{1,200}})", re.ASCII)
+_TEXT: Final = re.compile(rf"{KEY_PREFIX}_([a-z2-7]{{12}})_([A-Za-z0-9_-]+)".encode("ascii"))
+_BEGINNING: Final = f"{KEY_PREFIX}_".encode("ascii")
 
 _NOBODYS_HASH: Final = "0" * 64
 """What the secret of an id nobody has is compared with, so that it takes as long as that of a known one."""
@@ -70,13 +71,13 @@ class KeyTable:
             self.unreadable.add(id)
 
 
-def looks_like_ours(presented: str) -> bool:
-    """Whether a text has the form of a key of some yard."""
-    return presented.startswith(f"{KEY_PREFIX}_")
+def looks_like_ours(presented: bytes) -> bool:
+    """Whether a text could be a key of some yard."""
+    return presented.startswith(_BEGINNING)
 
 
 def identify(
-    table: KeyTable | None, presented: str | None, now: datetime, *, needed: bool, synced: bool
+    table: KeyTable | None, presented: bytes | None, now: datetime, *, needed: bool, synced: bool
 ) -> Caller | Answer:
     """Who sends a request that presents this text as its key.
 
@@ -96,11 +97,10 @@ def identify(
     found = _TEXT.fullmatch(presented)
     if found is None:  # 3
         return _refused("What was given as the API key is none of this yard's.")
-    id, secret = found.groups()
+    id = found[1].decode("ascii")
     key = None if table is None else table.keys.get(id)
     same = hmac.compare_digest(
-        hashlib.sha256(secret.encode("ascii")).hexdigest(),
-        _NOBODYS_HASH if key is None else key.hash,
+        hashlib.sha256(found[2]).hexdigest(), _NOBODYS_HASH if key is None else key.hash
     )
     if key is None:
         if not synced:

@@ -47,11 +47,10 @@ class Window:
                     buckets[gone % _BUCKETS] = 0
         self._at = second
 
-    def add(self, amount: int, second: int) -> None:
-        """Counts `amount` now."""
-        self.move(second)
-        self._buckets[self._at % _BUCKETS] += amount
-        self._newest = self._at
+    def add(self, amount: int) -> None:
+        """Counts `amount` in the second of the last `move`."""
+        at = self._newest = self._at
+        self._buckets[at % _BUCKETS] += amount
         self.total += amount
 
     def frees_s(self, amount: int) -> int:

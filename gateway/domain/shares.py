@@ -20,23 +20,22 @@ _MOST_TOLD: Final = 64
 """So many things told and not heard yet are kept apart; older ones are taken for the least of them."""
 
 
-def fits(cost: int, *, limit: int, used: int, unheard: int, gateways: int, known: bool) -> bool:
-    """Whether `cost` more may be used of a limit. `unheard` is what of `used` others may not know yet, `known`
+def fits(cost: int, limit: int, used: int, unheard: int, gateways: int, known: bool) -> bool:
+    """Whether `cost` more may be used of a limit that is shared. `unheard` is what of `used` others may not know yet, `known`
     whether all others count this gateway among those who share.
 
     1. it is used up
-    2. there is nobody to share with
-    3. others know all that was used here: one request at least may go on
-    4. others do not reckon with this gateway: nothing before they do
-    5. it is within this gateway's part of what was left
+    2. others know all that was used here: one request at least may go on
+    3. others do not reckon with this gateway: nothing before they do
+    4. it is within this gateway's part of what was left
     """
     if used + cost > limit:  # 1
         return False
-    if gateways == 1 or unheard <= 0:  # 2, 3
+    if unheard <= 0:  # 2
         return True
-    if not known:  # 4
+    if not known:  # 3
         return False
-    return (unheard + cost) * gateways <= limit - (used - unheard)  # 5
+    return (unheard + cost) * gateways <= limit - (used - unheard)  # 4
 
 
 class _Told:
@@ -66,6 +65,7 @@ class KeyBook:
         "_low_tokens",
         "_own_requests",
         "_own_tokens",
+        "_second",
         "_told",
         "held",
         "others_held",
@@ -84,6 +84,7 @@ class KeyBook:
         self.others_running = 0
         self.others_held = 0
         self.used_second = 0
+        self._second = 0
         self._own_requests = Window()
         self._own_tokens = Window()
         self._all_requests = Window()
@@ -102,37 +103,42 @@ class KeyBook:
 
         True: much of this gateway's share is used, others should hear of it soon.
         """
-        self._move(second)
-        requests, all_tokens = self._all_requests.total, self._all_tokens.total
-        used_tokens = all_tokens + self.held + self.others_held
+        if second != self._second:
+            self._move(second)
+        requests = self._all_requests.total
+        used_tokens = self._all_tokens.total + self.held + self.others_held
         running = self.running + self.others_running
-        new_requests = new_tokens = new_running = 0
-        if gateways > 1:
+        pressed = False
+        if gateways == 1:
+            if key.rpm and requests >= key.rpm:
+                return self._refused("requests", key.rpm, 1, requests)
+            if key.tpm and used_tokens + tokens > key.tpm:
+                return self._refused("tokens", key.tpm, tokens, used_tokens)
+            if key.parallel and running >= key.parallel:
+                return self._refused("parallel", key.parallel, 1, running)
+        else:
             new_requests = min(self.requests - self._low_requests, self._own_requests.total)
             mine = self._own_tokens.total + self.held
             new_tokens = min(self.tokens + self.held - self._low_tokens, mine)
             new_running = self.running - self._low_running
-        pressed = False
-        limits: tuple[tuple[What, int, int, int, int], ...] = (
-            ("requests", key.rpm, 1, requests, new_requests),
-            ("tokens", key.tpm, tokens, used_tokens, new_tokens),
-            ("parallel", key.parallel, 1, running, new_running),
-        )
-        for what, limit, cost, used, unheard in limits:
-            if not limit:
-                continue
-            if not fits(
-                cost, limit=limit, used=used, unheard=unheard, gateways=gateways, known=known
-            ):
-                return self._refused(what, limit, cost, used)
-            if gateways > 1 and (unheard + cost) * 2 * gateways > limit - (used - unheard):
-                pressed = True
+            limits: tuple[tuple[What, int, int, int, int], ...] = (
+                ("requests", key.rpm, 1, requests, new_requests),
+                ("tokens", key.tpm, tokens, used_tokens, new_tokens),
+                ("parallel", key.parallel, 1, running, new_running),
+            )
+            for what, limit, cost, used, unheard in limits:
+                if not limit:
+                    continue
+                if not fits(cost, limit, used, unheard, gateways, known):
+                    return self._refused(what, limit, cost, used)
+                if (unheard + cost) * 2 * gateways > limit - (used - unheard):
+                    pressed = True
         self.requests += 1
         self.running += 1
         self.held += tokens
         self.used_second = second
-        self._own_requests.add(1, second)
-        self._all_requests.add(1, second)
+        self._own_requests.add(1)
+        self._all_requests.add(1)
         return pressed
 
     def end(self, held: int, used: int, second: int) -> None:
@@ -141,8 +147,11 @@ class KeyBook:
         self.held -= held
         self.tokens += used
         self.used_second = second
-        self._own_tokens.add(used, second)
-        self._all_tokens.add(used, second)
+        if second != self._second:
+            self._move(second)
+        if used > 0:
+            self._own_tokens.add(used)
+            self._all_tokens.add(used)
 
     def _refused(self, what: What, limit: int, cost: int, used: int) -> Refused:
         """When there is room: as what is over 60 seconds old leaves. What runs holds its place, and its tokens, until
@@ -197,14 +206,16 @@ class KeyBook:
 
     def hear(self, requests: int, tokens: int, second: int) -> None:
         """Another gateway tells that so much more was used there. It counts from now on: later than it was used."""
+        self._move(second)
         if requests > 0:
-            self._all_requests.add(requests, second)
+            self._all_requests.add(requests)
         if tokens > 0:
-            self._all_tokens.add(tokens, second)
+            self._all_tokens.add(tokens)
 
     def read(self, second: int) -> Reading:
         """What is used of the limits."""
-        self._move(second)
+        if second != self._second:
+            self._move(second)
         held = self.held + self.others_held
         return Reading(
             requests=self._all_requests.total,
@@ -224,6 +235,7 @@ class KeyBook:
         )
 
     def _move(self, second: int) -> None:
+        self._second = second
         self._own_requests.move(second)
         self._own_tokens.move(second)
         self._all_requests.move(second)

@@ -154,6 +154,10 @@ class Responder:
         http_rules.check_header(name, value)
         self._extra.append((name, value))
 
+    def add_own(self, headers: HeaderList) -> None:
+        """As `add_header`, for headers whose values are numbers made here: nothing of a client is in them."""
+        self._extra += headers
+
     async def send(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer."""
         self.send_now(status, headers, body)

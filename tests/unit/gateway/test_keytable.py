@@ -15,7 +15,8 @@ from tests.support.gateway_world import NOW, Story, folded
 
 def who(presented: str | None, *, synced: bool = True, **fields: Any) -> Caller | Answer:
     table = KeyTable(keys={ID: a_key(**fields)})
-    return identify(table, presented, NOW, needed=True, synced=synced)
+    given = None if presented is None else presented.encode("latin-1")
+    return identify(table, given, NOW, needed=True, synced=synced)
 
 
 def test_the_holder_of_a_key_is_known_by_it() -> None:
@@ -73,7 +74,7 @@ def test_only_a_synced_table_says_that_there_is_no_such_key() -> None:
 
 
 def test_where_no_key_is_needed_anything_may_be_presented() -> None:
-    for presented in (None, "anything", text_of(secret="wrong")):
+    for presented in (None, b"anything", text_of(secret="wrong").encode()):
         assert identify(None, presented, NOW, needed=False, synced=True) is ANYBODY
 
 

@@ -21,22 +21,27 @@ def test_a_window_counts_what_is_of_the_last_60_seconds_and_never_less() -> None
         assert exact <= window.total <= at_most
         if dice.random() < 0.5:
             amount = dice.randint(0, 9)
-            window.add(amount, int(now_s))
+            window.add(amount)
             added.append((now_s, amount))
 
 
-def test_a_window_says_when_so_much_of_it_has_left() -> None:
+def a_window() -> Window:
     window = Window()
-    window.add(3, 1000)
-    window.add(2, 1010)
+    window.move(1000)
+    window.add(3)
+    window.move(1010)
+    window.add(2)
+    return window
+
+
+def test_a_window_says_when_so_much_of_it_has_left() -> None:
+    window = a_window()
     window.move(1030)
     assert [window.frees_s(n) for n in (1, 3, 4, 5, 6)] == [31, 31, 41, 41, 61]
     assert window.empties_s == 41
     for amount in (3, 4):
         at = 1030 + window.frees_s(amount)
-        probe = Window()
-        probe.add(3, 1000)
-        probe.add(2, 1010)
+        probe = a_window()
         probe.move(at - 1)
         assert 5 - probe.total < amount
         probe.move(at)
