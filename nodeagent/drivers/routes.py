@@ -10,7 +10,7 @@ from typing import Final
 from nodeagent.drivers import asking
 
 ALWAYS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Published whatever an engine says to an empty body: some answer these for their models alone."""
+"""Published of an engine that says nothing of any path."""
 
 OPENAI: Final = (
     *ALWAYS,
@@ -45,28 +45,34 @@ _AT_ONCE: Final = 8
 async def answered(endpoint: str, key: str, candidates: tuple[str, ...]) -> tuple[str, ...]:
     """Those of `candidates` that the engine has, in their order. Bounded by a few seconds; it never raises.
 
-    1. ALWAYS are not asked for. 2. A path with an id in it is asked by a method it has not: an unknown id and an
-    unknown path look alike, but only a known path says that the method is wrong. 3. An engine that does not answer
-    has no path that anybody could count on.
+    1. A path with an id in it is asked by a method it has not: an unknown id and an unknown path look alike, but
+    only a known path says that the method is wrong. 2. An engine that hangs is not waited for twenty times. 3. One that
+    answers nothing, or has none of them, cannot be asked like this: it keeps ALWAYS.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
     silent = False
 
-    async def has(path: str) -> bool:
+    async def has(path: str) -> bool | None:
         nonlocal silent
-        if path in ALWAYS:  # 1
-            return True
         async with turns:
-            if silent:  # 3: whoever hangs once is not waited for twenty times
-                return False
-            if "{id}" in path:  # 2
+            if silent:  # 2
+                return None
+            if "{id}" in path:  # 1
                 # Only the cancelling of one is posted, so that alone is asked by GET.
                 ask = asking.get if path.endswith("/cancel") else asking.post
                 answer = await ask(endpoint, path.replace("{id}", _AN_ID), key)
                 return answer is not None and answer.status == _OTHER_METHOD
             answer = await asking.post(endpoint, path, key)
-            silent = silent or answer is None
-            return answer is not None and answer.status not in _NOT_THERE
+            if answer is None:
+                silent = True
+                return None
+            return answer.status not in _NOT_THERE
 
-    found = await asyncio.gather(*(has(path) for path in candidates))
-    return tuple(path for path, there in zip(candidates, found, strict=True) if there)
+    there = await asyncio.gather(*(has(path) for path in candidates))
+    if not any(there):  # 3
+        return tuple(path for path in candidates if path in ALWAYS)
+    return tuple(
+        path
+        for path, told in zip(candidates, there, strict=True)
+        if told or (told is None and path in ALWAYS)
+    )

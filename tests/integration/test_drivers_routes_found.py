@@ -9,7 +9,13 @@ from tests.support.scripted_http import Asked, response, scripted_http
 
 def test_a_running_engine_is_asked_which_paths_it_has_and_for_no_work() -> None:
     """As FastAPI answers: 404 where there is no route, 405 for another method, 4xx for no body."""
-    there = {"/v1/rerank": 422, "/tokenize": 400, "/v1/audio/speech": 200, "/v1/messages": 401}
+    there = {
+        "/v1/chat/completions": 400,
+        "/v1/rerank": 422,
+        "/tokenize": 400,
+        "/v1/audio/speech": 200,
+        "/v1/messages": 401,
+    }
     absent = {"/score": 404, "/v1/score": 501, "/detokenize": 405}
     by_id = {
         ("POST", "/v1/responses/resp_none"): 405,
@@ -18,7 +24,6 @@ def test_a_running_engine_is_asked_which_paths_it_has_and_for_no_work() -> None:
 
     def reply(asked: Asked) -> bytes:
         assert asked.body == b""
-        assert asked.path not in ALWAYS
         status = by_id.get((asked.method, asked.path)) or {**there, **absent}.get(asked.path, 404)
         return response(status, "{}")
 
@@ -26,13 +31,20 @@ def test_a_running_engine_is_asked_which_paths_it_has_and_for_no_work() -> None:
         async with scripted_http(reply) as engine:
             found = await answered(engine.endpoint, "k", OPENAI)
             assert set(found) == {
-                *ALWAYS,
                 *there,
                 "/v1/responses/{id}",
                 "/v1/responses/{id}/cancel",
             }
             assert found == tuple(p for p in OPENAI if p in found)
             assert all(a.headers["authorization"] == "Bearer k" for a in engine.asked)
+
+    run(story())
+
+
+def test_an_engine_that_has_none_of_them_cannot_be_asked_and_keeps_what_all_have() -> None:
+    async def story() -> None:
+        async with scripted_http(response(404, "{}")) as engine:
+            assert await answered(engine.endpoint, "", OPENAI) == ALWAYS
 
     run(story())
 
