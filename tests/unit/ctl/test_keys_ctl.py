@@ -384,7 +384,11 @@ SUBJECT = event_subject("key", "aaaabbbbcccc")
 
 
 async def revoked(
-    *, beacons: Callable[[int], dict[str, int]], output: str = "table", leaves: str = ""
+    *,
+    beacons: Callable[[int], dict[str, int]],
+    output: str = "table",
+    leaves: str = "",
+    patience_s: float = 10.0,
 ) -> int:
     """Revokes a key while gateways beacon; `beacons` gives their positions from the event's."""
     broker = MemoryBroker()
@@ -393,7 +397,7 @@ async def revoked(
     draft = Draft(subject=SUBJECT, event=KeyRevoked(by="admin"), state=key, expected_seq=0, rev=1)
     (seq,) = (await plane.log.append(draft, epoch=0)).seqs
     wire = MemoryWire(plane.log.connection)
-    gateways = GatewaysHeard(MemoryWire(ctl.connection), listen_s=0.1, patience_s=0.3)
+    gateways = GatewaysHeard(MemoryWire(ctl.connection), listen_s=0.2, patience_s=patience_s)
     working = asyncio.create_task(keyacts.revoke_on(ctl, gateways, "ci", 30.0, output))
     deciding = asyncio.create_task(plane.decide())
     n = 0
@@ -431,11 +435,11 @@ def test_scn_e4_a_gateway_that_is_behind_is_named_and_the_exit_code_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(NotKnownYet) as caught:
-        run(revoked(beacons=lambda seq: {"gw-1": seq, "gw-2": seq - 1}))
+        run(revoked(beacons=lambda seq: {"gw-1": seq, "gw-2": seq - 1}, patience_s=0.2))
     assert caught.value.lines[0] == "1 of 2 gateways have not read of it yet: gw-2"
     assert "refused on 1 of 2 gateways: gw-1" in capsys.readouterr().out
     with pytest.raises(NotKnownYet):
-        run(revoked(beacons=lambda seq: {"gw-2": seq - 1}))
+        run(revoked(beacons=lambda seq: {"gw-2": seq - 1}, patience_s=0.2))
     assert "refused on 0 of 1 gateways so far" in capsys.readouterr().out
 
 
