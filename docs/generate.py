@@ -43,7 +43,7 @@ def configuration(_: str) -> str:
         "",
         "```yaml",
         "gateway:",
-        "  listen: 0.0.0.0:8080",
+        "  listen: 0.0.0.0:8080 # beyond this machine only with API keys",
         "  wait: 45s",
         "nodeagent:",
         "  allow_commands: true",

@@ -96,7 +96,7 @@ PUBLISH = {
         ],
     ),
     "gateway": (
-        ["yard.cmd.gateway.model.activate", "yard.beacon.gateway.g1"],
+        ["yard.cmd.gateway.model.activate", "yard.beacon.gateway.g1", "yard.beacon.limits.g1"],
         [
             "yard.evt.model.m",
             "yard.evt.activation.m.any",
@@ -132,6 +132,8 @@ PUBLISH = {
             "yard.evt.model.m",
             "yard.evt.adapter.a",
             "yard.evt.key.k",
+            # Who could tell gateways what keys used could shut every holder of a key out.
+            "yard.beacon.limits.g1",
             "yard.cmd.agent-n1.key.create",
             "yard.cmd.agent-n1.model.add",
             "$JS.API.CONSUMER.CREATE.YARD_EVENTS.c.yard.evt.key.>",
@@ -159,6 +161,7 @@ PUBLISH = {
             "yard.cmd.admin.model.add",
             "yard.cmd.viewer.model.add",
             "yard.cmd.viewer.key.create",
+            "yard.beacon.limits.g1",
             "yard.evt.model.m",
             "yard.evt.key.k",
             "yard.rpc.x.n1",
@@ -168,7 +171,10 @@ PUBLISH = {
 
 SUBSCRIBE = {
     "control": (["yard.beacon.>"], ["yard.evt.>", "_INBOX.>", "_INBOX_admin.>"]),
-    "gateway": (["yard.beacon.agent.*"], ["yard.evt.>", "yard.cmd.>", "_INBOX_admin.>"]),
+    "gateway": (
+        ["yard.beacon.agent.*", "yard.beacon.limits.*"],
+        ["yard.evt.>", "yard.cmd.>", "_INBOX_admin.>"],
+    ),
     "agent-n1": (["yard.beacon.gateway.*", "yard.rpc.*.n1"], ["yard.evt.>", "yard.rpc.*.n2"]),
     "admin": (["yard.live.>"], ["yard.evt.>", "yard.evt.model.m", "_INBOX_control.>"]),
     "viewer": (["yard.live.>"], ["yard.evt.>", "yard.cmd.>", ">"]),
