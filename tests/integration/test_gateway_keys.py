@@ -53,7 +53,7 @@ def bearer(text: str = "") -> dict[str, str]:
     return {"authorization": f"Bearer {text or text_of()}"}
 
 
-def test_req_x2_a_yard_without_keys_is_open_on_this_machine_and_asks_once_it_has_one(
+def test_a_yard_without_keys_is_open_on_this_machine_and_asks_once_it_has_one(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
@@ -92,7 +92,7 @@ def test_req_x2_a_yard_without_keys_is_open_on_this_machine_and_asks_once_it_has
         {"authorization": "Basic dXNlcjpwYXNz", "api-key": text_of()},
     ],
 )
-def test_req_x2_a_key_is_found_where_clients_put_it_and_reaches_no_engine(
+def test_a_key_is_found_where_clients_put_it_and_reaches_no_engine(
     tmp_path: Path, headers: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -157,7 +157,9 @@ def test_a_key_is_for_its_models_and_lists_only_them(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_key_that_may_not_start_models_starts_none_and_wakes_with_others(tmp_path: Path) -> None:
+def test_req_x2_a_key_that_may_not_start_models_starts_none_and_wakes_with_others(
+    tmp_path: Path,
+) -> None:
     async def story() -> None:
         may = a_key(OTHER, name="two", may_activate=True)
         async with a_yard(tmp_path, a_key(), may) as (yard, gateway, client):

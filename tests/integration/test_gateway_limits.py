@@ -48,7 +48,7 @@ async def until_sharing(gateway: RunningGateway, count: int) -> None:
     await until(lambda: ledger.gateways == count, f"{count} gateways to share")
 
 
-def test_req_x2_a_used_up_limit_is_told_with_when_to_come_back(tmp_path: Path) -> None:
+def test_a_used_up_limit_is_told_with_when_to_come_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with a_yard(tmp_path, a_key(rpm=2)) as (yard, [(_, client)]):
             first = await client.post(CHAT, json=chat())
@@ -180,7 +180,7 @@ def test_a_changed_limit_holds_from_then_on(tmp_path: Path) -> None:
     run(story())
 
 
-def test_req_x2_gateways_share_a_limit(tmp_path: Path) -> None:
+def test_gateways_share_a_limit(tmp_path: Path) -> None:
     """Two gateways, a limit of 20, 60 requests at once at each: 20 are served, one more at the most."""
 
     async def story() -> None:
