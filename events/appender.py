@@ -32,6 +32,7 @@ from events.retry import IN_FLIGHT, Action, ServerError, classify, pause_s
 from events.transport import Denied, NoAnswer, NoResponders, NotSent, Outgoing, Transport
 from schemas.commands import Command
 from schemas.messages import tag_of
+from schemas.usage import UsageBatch
 
 MAX_BATCH: Final = 1000
 
@@ -120,6 +121,21 @@ class Appender:
             return None
 
         return (await self._settle(publish, never, actor_subject, Unavailable)).seqs[0]
+
+    async def account(self, subject: str, batch: UsageBatch) -> int:
+        """Stores what was used; see EventLog.account. Gateway, incarnation and number are the dedupe id."""
+        body = msgspec.json.encode(batch)
+        headers = {MSG_ID: f"{batch.gateway}-{batch.incarnation}-{batch.n}"}
+
+        async def publish() -> Appended:
+            ack = await self._publish_acked(subject, body, dict(headers))
+            return Appended(seqs=(ack.seq,), ids=(headers[MSG_ID],))
+
+        async def never() -> Appended | None:
+            # It is sent again with its number, and whoever adds up knows each number once.
+            return None
+
+        return (await self._settle(publish, never, subject, Unavailable)).seqs[0]
 
     async def _append_one(self, draft: Draft, epoch: int, fence: Fence | None) -> Appended:
         id_ = self._mint()

@@ -18,9 +18,11 @@ from events.lookup import StreamReads
 from events.pull import DEFAULT_TIMES, PullTimes, StandingPull
 from events.reading import read_last
 from events.streams import stream_name
-from events.subjects import command_subject
+from events.subjects import command_subject, usage_subject
+from events.usage import JetStreamUsageFollower
 from events.wire import JetStreamWire
 from schemas.commands import Command
+from schemas.usage import UsageBatch
 
 __all__ = ["JetStreamLog", "JetStreamWire"]
 
@@ -43,6 +45,7 @@ class JetStreamLog:
         self._events = stream_name("EVENTS", connection.prefix)
         self._commands = stream_name("COMMANDS", connection.prefix)
         self._audit = stream_name("AUDIT", connection.prefix)
+        self._usage = stream_name("USAGE", connection.prefix)
         self._reads = StreamReads(
             connection, self._events, timeout_s=budget.ack_timeout_s, tries=budget.tries
         )
@@ -51,6 +54,9 @@ class JetStreamLog:
         )
         self._audit_reads = StreamReads(
             connection, self._audit, timeout_s=budget.ack_timeout_s, tries=budget.tries
+        )
+        self._usage_reads = StreamReads(
+            connection, self._usage, timeout_s=budget.ack_timeout_s, tries=budget.tries
         )
         self._appender = Appender(
             connection,
@@ -140,4 +146,21 @@ class JetStreamLog:
             self._command_reads,
             prefix=prefix,
             after=after,
+        )
+
+    async def account(self, batch: UsageBatch) -> int:
+        """See EventLog.account."""
+        subject = usage_subject(batch.gateway, self._connection.prefix)
+        return await self._appender.account(subject, batch)
+
+    def follow_usage(
+        self, *, after: int, identity: StreamIdentity | None = None
+    ) -> JetStreamUsageFollower:
+        """See EventLog.follow_usage. To be called on the event loop."""
+        prefix = self._connection.prefix
+        return JetStreamUsageFollower(
+            StandingPull(self._connection, self._usage, (f"{prefix}.use.>",), self._times),
+            self._usage_reads,
+            after=after,
+            identity=identity,
         )

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from schemas.commands import Command
 from schemas.messages import Event, State
+from schemas.usage import UsageBatch
 
 B = TypeVar("B", bound=Struct)
 
@@ -187,6 +188,35 @@ class StreamIdentity(Struct, frozen=True, kw_only=True):
     schema: int
 
 
+class StoredUsage(Struct, frozen=True, kw_only=True):
+    """A message of YARD_USAGE. `batch` is None when it cannot be read, and `problem` says why."""
+
+    seq: int
+    batch: UsageBatch | None
+    problem: str = ""
+
+
+class UsagePage(Struct, frozen=True, kw_only=True):
+    """What a usage follower hands over, in stream order: `position` is that of the last of `items`.
+
+    `reset`: forget everything added up so far; it was of another stream. `synced`: nothing more was pending.
+    """
+
+    items: tuple[StoredUsage, ...]
+    position: int
+    identity: StreamIdentity
+    synced: bool
+    reset: bool = False
+
+
+class UsageFollower(Protocol):
+    async def next(self) -> UsagePage:
+        """Waits without a bound for the next page; silent while there is no connection."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class EventLog(Protocol):
     """Appending, reading and following, with the whole retry table behind it."""
 
@@ -259,6 +289,17 @@ class EventLog(Protocol):
         ...
 
     def follow_commands(self, *, after: int) -> CommandFollower: ...
+
+    async def account(self, batch: UsageBatch) -> int:
+        """Stores what a gateway's requests used; returns the sequence once durable.
+
+        One sent twice within the server's window is stored once. Raises Unavailable, LogFull, Misconfigured.
+        """
+        ...
+
+    def follow_usage(self, *, after: int, identity: StreamIdentity | None = None) -> UsageFollower:
+        """Reads YARD_USAGE behind `after` when `identity` still matches the stream, else all of it with `reset`."""
+        ...
 
     @property
     def connected(self) -> bool: ...

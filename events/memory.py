@@ -25,6 +25,7 @@ from events.log import (
     StoredCommand,
     StreamIdentity,
     Unavailable,
+    UsagePage,
 )
 from events.lookup import StreamReads
 from events.memory_broker import MemoryBroker, MemoryConnection, MemoryStream, matches
@@ -36,8 +37,11 @@ from events.subjects import (
     decode_token,
     progress_subject,
     rpc_subject,
+    usage_subject,
 )
+from events.usage import decode_usage, is_other
 from schemas.commands import Command
+from schemas.usage import UsageBatch
 
 B = TypeVar("B", bound=Struct)
 
@@ -133,6 +137,17 @@ class MemoryLog:
     def follow_commands(self, *, after: int) -> "MemoryCommandFollower":
         """See EventLog.follow_commands."""
         return MemoryCommandFollower(self.connection, after)
+
+    async def account(self, batch: UsageBatch) -> int:
+        """See EventLog.account."""
+        subject = usage_subject(batch.gateway, self.broker.prefix)
+        return await self._appender.account(subject, batch)
+
+    def follow_usage(
+        self, *, after: int, identity: StreamIdentity | None = None
+    ) -> "MemoryUsageFollower":
+        """See EventLog.follow_usage."""
+        return MemoryUsageFollower(self.connection, after, identity)
 
 
 class MemoryFollower:
@@ -338,6 +353,53 @@ class MemoryCommandFollower:
                     taken = found[:MAX_ITEMS]
                     self._position = taken[-1].seq
                     return [decode_command(m, self._connection.prefix) for m in taken]
+            await self._wake.wait()
+
+    async def close(self) -> None:
+        """Ends it."""
+        self._connection.unwatch(self._wake)
+
+
+class MemoryUsageFollower:
+    """The UsageFollower of one reader."""
+
+    def __init__(
+        self, connection: MemoryConnection, after: int, identity: StreamIdentity | None
+    ) -> None:
+        self._connection = connection
+        self._wake = connection.watch()
+        self._position = after
+        self._identity = identity
+        self._told = False
+
+    async def next(self) -> UsagePage:
+        """See UsageFollower.next."""
+        while True:
+            self._wake.clear()
+            if self._connection.connected:
+                stream = self._connection.broker.usage
+                found = StreamIdentity(
+                    stream_id=stream.stream_id,
+                    created=stream.created,
+                    last_seq=stream.last_seq,
+                    schema=stream.schema,
+                )
+                reset = is_other(found, self._identity, self._position)
+                if reset:
+                    self._position = 0
+                self._identity = found
+                wanted = [s for s in stream.after(self._position) if s in stream.messages]
+                taken = wanted[:MAX_ITEMS]
+                if taken or reset or not self._told:
+                    self._told = True
+                    self._position = taken[-1] if taken else self._position
+                    return UsagePage(
+                        items=tuple(decode_usage(stream.messages[s]) for s in taken),
+                        position=self._position,
+                        identity=found,
+                        synced=len(taken) == len(wanted),
+                        reset=reset,
+                    )
             await self._wake.wait()
 
     async def close(self) -> None:

@@ -147,6 +147,7 @@ class MemoryBroker:
         self.audit_asked = 0
         self.events = self._stream("EVENTS", MAX_PER_SUBJECT)
         self.commands = self._stream("COMMANDS", -1)
+        self.usage = self._stream("USAGE", -1)
         self.lose_acks = 0
         self.lose_messages = 0
         self.lose_reads = 0
@@ -175,6 +176,11 @@ class MemoryBroker:
     def replace_events(self) -> None:
         """The events stream is deleted and made anew, empty."""
         self.events = self._stream("EVENTS", MAX_PER_SUBJECT)
+        self.notify()
+
+    def replace_usage(self) -> None:
+        """The usage stream is deleted and made anew, empty."""
+        self.usage = self._stream("USAGE", -1)
         self.notify()
 
     def lose_tail(self, after: int) -> None:
@@ -236,13 +242,13 @@ class MemoryBroker:
 
     def answer(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> bytes:
         """What the server answers to a request. Raises NoAnswer, NoResponders."""
-        for stream in (self.events, self.commands):
+        for stream in (self.events, self.commands, self.usage):
             stream.expire(self.clock())
             if subject == f"$JS.API.STREAM.INFO.{stream.name}":
                 return self._info(stream)
             if subject == f"$JS.API.STREAM.MSG.GET.{stream.name}":
                 return self._get(stream, msgspec.json.decode(payload))
-        for kind, stream in (("evt", self.events), ("cmd", self.commands)):
+        for kind, stream in (("evt", self.events), ("cmd", self.commands), ("use", self.usage)):
             if subject.startswith(f"{self.prefix}.{kind}."):
                 return self._publish(stream, subject, payload, dict(headers))
         raise NoResponders(subject)

@@ -42,6 +42,7 @@ async def ensure_streams(
 
     Raises Misconfigured for a server older than 2.12.3, for a stream of another yard and for one that could
     only be changed with loss; LogFull when the server has no room for them; Unavailable when nobody answers.
+    A stream the yard can do without is only warned about when there is no room for it.
     """
     if not connection.connected:
         raise Unavailable("not connected")
@@ -51,7 +52,12 @@ async def ensure_streams(
             f"nats-server {connection.server_version or 'of unknown version'}: {wanted} or newer is needed"
         )
     for spec in stream_specs(connection.prefix):
-        await _ensure(connection, spec, yard_id, schema, mint)
+        try:
+            await _ensure(connection, spec, yard_id, schema, mint)
+        except LogFull as full:
+            if spec.needed:
+                raise
+            log.warning("no room for a stream", extra={"stream": spec.name, "why": str(full)})
 
 
 async def _ensure(

@@ -13,7 +13,7 @@ from events.streams import stream_name
 from events.subjects import PREFIX, encode_token
 from schemas.messages import NOUNS
 
-EVERY: Final = ("EVENTS", "COMMANDS", "PROGRESS", "AUDIT")
+EVERY: Final = ("EVENTS", "COMMANDS", "PROGRESS", "AUDIT", "USAGE")
 
 
 class Role(Struct, frozen=True, kw_only=True):
@@ -78,6 +78,8 @@ def gateway(prefix: str = PREFIX) -> Role:
             f"{prefix}.beacon.limits.*",
             # It asks agents for adapters; what a person asks them goes by other names.
             f"{prefix}.rpc.adapters.*",
+            # What requests used; nobody else may say so.
+            f"{prefix}.use.gateway.>",
             "$JS.API.INFO",
             *_reader("EVENTS", prefix),
         ),

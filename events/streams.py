@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from events.subjects import PREFIX
 
-CONFIG_REV: Final = 1
+CONFIG_REV: Final = 2
 """Counts changes of the table below; a program leaves settings of a newer revision alone."""
 
 MINIMUM_SERVER: Final = (2, 12, 3)
@@ -23,6 +23,9 @@ _SECOND: Final = 1_000_000_000
 _DAY: Final = 86_400 * _SECOND
 _MIB: Final = 1024 * 1024
 
+USAGE_KEPT_DAYS: Final = 90
+"""So long it is known what was used; the totals made of it are kept no longer."""
+
 FIXED: Final = ("retention", "storage", "sources")
 """What cannot be changed without losing messages: a difference is refused."""
 
@@ -34,10 +37,14 @@ OPERATORS: Final = ("max_bytes", "num_replicas", "placement")
 
 
 class StreamSpec(Struct, frozen=True, kw_only=True):
-    """One stream; `config` are fields of the JetStream API, without the name and the metadata."""
+    """One stream; `config` are fields of the JetStream API, without the name and the metadata.
+
+    `needed`: the yard does not work without it; one that is not may be left out where the server has no room.
+    """
 
     name: str
     config: dict[str, Any]
+    needed: bool = True
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -118,6 +125,21 @@ def stream_specs(prefix: str = PREFIX) -> tuple[StreamSpec, ...]:
                 "max_bytes": 2048 * _MIB,
                 "discard": "old",
             },
+        ),
+        StreamSpec(
+            name=stream_name("USAGE", prefix),
+            config={
+                **limits,
+                "subjects": [f"{prefix}.use.>"],
+                "storage": "file",
+                "compression": "s2",
+                "max_age": USAGE_KEPT_DAYS * _DAY,
+                "max_bytes": 512 * _MIB,
+                "discard": "old",
+                "max_msg_size": 512 * 1024,
+                "duplicate_window": 600 * _SECOND,
+            },
+            needed=False,
         ),
     )
 

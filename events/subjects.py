@@ -51,6 +51,11 @@ def beacon_subject(kind: str, name: str, prefix: str = PREFIX) -> str:
     return f"{prefix}.beacon.{kind}.{encode_token(name)}"
 
 
+def usage_subject(gateway: str, prefix: str = PREFIX) -> str:
+    """`yard.use.gateway.<gateway>`: what requests of that gateway used."""
+    return f"{prefix}.use.gateway.{encode_token(gateway)}"
+
+
 def rpc_subject(what: str, node: str, prefix: str = PREFIX) -> str:
     return f"{prefix}.rpc.{what}.{encode_token(node)}"
 

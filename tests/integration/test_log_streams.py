@@ -12,7 +12,7 @@ from events.connection import Connection
 from events.jetstream import JetStreamLog
 from events.log import LogFull, Misconfigured
 from events.provision import ensure_streams
-from events.streams import stream_specs
+from events.streams import CONFIG_REV, stream_specs
 from tests.support import drafts
 from tests.support.aio import run
 from tests.support.logstages import BUDGET, TIMES, open_connection
@@ -64,8 +64,8 @@ def test_every_stream_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
         assert not events.get("allow_direct", False)
         assert events["metadata"]["yard.id"] == "yard-1"
         assert events["metadata"]["yard.schema"] == "1"
-        assert events["metadata"]["yard.config_rev"] == "1"
-        assert len({b["config"]["metadata"]["yard.stream_id"] for b in before}) == 4
+        assert events["metadata"]["yard.config_rev"] == str(CONFIG_REV)
+        assert len({b["config"]["metadata"]["yard.stream_id"] for b in before}) == len(before)
 
     play(tmp_path, scene)
 
@@ -133,6 +133,34 @@ def test_a_server_without_room_for_them_says_so(tmp_path: Path) -> None:
         assert full.value.err_code == 10047
 
     play(tmp_path, scene, max_file_store="1GB")
+
+
+def test_a_server_without_room_for_usage_alone_goes_without_it(tmp_path: Path) -> None:
+    async def scene(connection: Connection) -> None:
+        await ensure_streams(connection, "yard-1", 1)
+        await config_of(connection, "YARD_EVENTS")
+        assert "error" in await api(connection, "STREAM.INFO.YARD_USAGE")
+
+    play(tmp_path, scene, max_file_store="4400MB")
+
+
+def test_a_yard_of_the_revision_before_gets_a_stream_for_usage_and_keeps_the_others(
+    tmp_path: Path,
+) -> None:
+    async def scene(connection: Connection) -> None:
+        await ensure_streams(connection, "yard-1", 1)
+        await api(connection, "STREAM.DELETE.YARD_USAGE")
+        config = await config_of(connection, "YARD_AUDIT")
+        config["metadata"]["yard.config_rev"] = "1"
+        await api(connection, "STREAM.UPDATE.YARD_AUDIT", config)
+        await ensure_streams(connection, "yard-1", 1)
+        after = await config_of(connection, "YARD_AUDIT")
+        assert after["metadata"]["yard.config_rev"] == str(CONFIG_REV)
+        usage = await config_of(connection, "YARD_USAGE")
+        assert (usage["subjects"], usage["discard"]) == (["yard.use.>"], "old")
+        assert usage["max_bytes"] > 0
+
+    play(tmp_path, scene)
 
 
 def test_a_server_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

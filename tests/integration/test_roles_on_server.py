@@ -86,8 +86,16 @@ async def deaf(client: Client, refusals: Refusals, subject: str) -> bool:
 # user -> subjects it may publish, subjects it may not
 PUBLISH = {
     "control": (
-        ["yard.evt.model.m", "yard.evt.plan.n1", "yard.evt.key.k", "yard.evt.leader.log"],
         [
+            "yard.evt.model.m",
+            "yard.evt.plan.n1",
+            "yard.evt.key.k",
+            "yard.evt.leader.log",
+            "$JS.API.CONSUMER.CREATE.YARD_USAGE.c.yard.use.>",
+        ],
+        [
+            # Only gateways say what was used.
+            "yard.use.gateway.g1",
             "yard.evt.replica.n1.r",
             "yard.evt.card.n1.cpu",
             "yard.cmd.admin.model.add",
@@ -96,8 +104,15 @@ PUBLISH = {
         ],
     ),
     "gateway": (
-        ["yard.cmd.gateway.model.activate", "yard.beacon.gateway.g1", "yard.beacon.limits.g1"],
         [
+            "yard.cmd.gateway.model.activate",
+            "yard.beacon.gateway.g1",
+            "yard.beacon.limits.g1",
+            "yard.use.gateway.g1",
+        ],
+        [
+            "$JS.API.CONSUMER.CREATE.YARD_USAGE.c.yard.use.>",
+            "$JS.API.STREAM.PURGE.YARD_USAGE",
             "yard.evt.model.m",
             "yard.evt.activation.m.any",
             "yard.evt.key.k",
@@ -134,6 +149,7 @@ PUBLISH = {
             "yard.evt.key.k",
             # Who could tell gateways what keys used could shut every holder of a key out.
             "yard.beacon.limits.g1",
+            "yard.use.gateway.g1",
             "yard.cmd.agent-n1.key.create",
             "yard.cmd.agent-n1.model.add",
             "$JS.API.CONSUMER.CREATE.YARD_EVENTS.c.yard.evt.key.>",
@@ -147,8 +163,10 @@ PUBLISH = {
             "yard.cmd.admin.key.create",
             "yard.rpc.replica_logs.n1",
             "yard.rpc.cards.n1",
+            "$JS.API.CONSUMER.CREATE.YARD_USAGE.c.yard.use.>",
         ],
         [
+            "yard.use.gateway.g1",
             "yard.cmd.gateway.model.activate",
             "yard.evt.model.m",
             "yard.evt.key.k",
@@ -162,6 +180,8 @@ PUBLISH = {
             "yard.cmd.viewer.model.add",
             "yard.cmd.viewer.key.create",
             "yard.beacon.limits.g1",
+            "yard.use.gateway.g1",
+            "$JS.API.CONSUMER.CREATE.YARD_USAGE.c.yard.use.>",
             "yard.evt.model.m",
             "yard.evt.key.k",
             "yard.rpc.x.n1",

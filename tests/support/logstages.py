@@ -38,6 +38,12 @@ class Stage(Protocol):
 
     async def junk_command(self, subject: str, payload: bytes) -> None: ...
 
+    async def junk_usage(self, subject: str, payload: bytes) -> None: ...
+
+    async def replace_usage(self) -> None:
+        """YARD_USAGE is deleted and created anew, empty."""
+        ...
+
     def lose_next_ack(self) -> None:
         """What `log` stores next is stored, but the acknowledgement is lost."""
         ...
@@ -71,6 +77,12 @@ class MemoryStage:
     async def junk_command(self, subject: str, payload: bytes) -> None:
         self.broker.answer(subject, payload, {})
 
+    async def junk_usage(self, subject: str, payload: bytes) -> None:
+        self.broker.answer(subject, payload, {})
+
+    async def replace_usage(self) -> None:
+        self.broker.replace_usage()
+
     def lose_next_ack(self) -> None:
         self.broker.lose_acks = 1
 
@@ -103,6 +115,13 @@ class JetStreamStage:
 
     async def junk_command(self, subject: str, payload: bytes) -> None:
         await self.direct.request(subject, payload, timeout_s=2)
+
+    async def junk_usage(self, subject: str, payload: bytes) -> None:
+        await self.direct.request(subject, payload, timeout_s=2)
+
+    async def replace_usage(self) -> None:
+        await self.direct.request("$JS.API.STREAM.DELETE.YARD_USAGE", b"", timeout_s=2)
+        await ensure_streams(self.direct, "yard-1", 1)
 
     def lose_next_ack(self) -> None:
         self.proxy.drop_next("down", lambda chunk: b'"seq":' in chunk)

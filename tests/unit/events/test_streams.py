@@ -121,7 +121,7 @@ def test_a_stream_without_marks_gets_them() -> None:
 def test_another_prefix_has_streams_of_its_own() -> None:
     assert stream_name("EVENTS", "lab") == "LAB_EVENTS"
     assert {s.name for s in stream_specs("lab")} == {
-        "LAB_EVENTS", "LAB_COMMANDS", "LAB_PROGRESS", "LAB_AUDIT"
+        "LAB_EVENTS", "LAB_COMMANDS", "LAB_PROGRESS", "LAB_AUDIT", "LAB_USAGE"
     }  # fmt: skip
 
 
