@@ -7,7 +7,7 @@ I/O: requests, log, engines and files are the affair of the tasks around it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from gateway.adapterdesk import Adapted, AdapterDesk, Seeking
 from gateway.clock import Clock
@@ -34,8 +34,10 @@ from gateway.domain.oncards import no_cards_yet
 from gateway.domain.pins import Pins
 from gateway.domain.rights import may_not_wait
 from gateway.domain.routing import (
+    NOBODY_ELSE,
     SERVING_PHASES,
     Loss,
+    Why,
     choose,
     end_of_answers,
     end_of_drain,
@@ -85,6 +87,7 @@ class Gateway:
         self.synced = False
         self.draining = False
         self.is_connected: Callable[[], bool] = lambda: False
+        self.others_inflight: Callable[[], Mapping[str, int]] = lambda: NOBODY_ELSE
         self.usage = Usage()
         self.desk = AdapterDesk(clock)
         self.room = WaitingRoom(
@@ -146,8 +149,14 @@ class Gateway:
         """
         adapted: Adapted | None = None
         if route.adapter is None:
-            replica = choose(route.candidates, self.usage.by_replica, key=self.id)
+            replica = choose(
+                route.candidates,
+                self.usage.by_replica,
+                key=self.id,
+                others=self.others_inflight(),
+            )
             assert replica is not None, "a route has candidates"
+            why: Why = "only" if len(route.candidates) == 1 else "least-loaded"
         else:
             assert self.table is not None, "an adapter is found in a table"
             assert seeking is not None, "a request for an adapter says what it has met"
@@ -162,7 +171,8 @@ class Gateway:
             if isinstance(chosen, Answer):
                 return chosen
             replica, adapted = chosen
-        run = Run(route.model.name, replica, abort, adapted=adapted)
+            why = "adapter"
+        run = Run(route.model.name, replica, abort, adapted=adapted, why=why)
         runs = self._runs.get(replica.id)
         if runs is None:
             runs = self._runs[replica.id] = set()

@@ -11,7 +11,7 @@ from gateway.adapterdesk import Adapted, Seeking
 from gateway.domain.answers import Answer
 from gateway.domain.cards import CardRef
 from gateway.domain.keytable import ANYBODY, Caller
-from gateway.domain.routing import Loss
+from gateway.domain.routing import Loss, Why
 from gateway.domain.waitingroom import Waiter
 from schemas.replica import Replica
 
@@ -21,7 +21,7 @@ class Run:
     """One request at one replica, counted as in use until `Gateway.finish`.
 
     `abort` closes the engine's connection; `lost` says how the log ended it, when it did. `model` is the
-    catalog's; `adapted` is what a request for an adapter of it has there.
+    catalog's; `adapted` is what a request for an adapter of it has there; `why` it was this replica.
     """
 
     model: str
@@ -30,6 +30,7 @@ class Run:
     has_byte: bool = False
     lost: Loss | None = None
     adapted: Adapted | None = None
+    why: Why = "only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

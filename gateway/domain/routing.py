@@ -23,6 +23,19 @@ stopped             the log says the replica was stopped or parked, on purpose
 
 Verdict = Literal["again", "engine_error"]
 
+Why = Literal["least-loaded", "session", "prefix", "only", "adapter", "retried"]
+"""Why a request went to its replica.
+
+least-loaded  it had the least load for its weight
+session       requests of its session go there
+prefix        requests that begin alike go there
+only          no other could be asked
+adapter       for what it has loaded, or has room to load
+retried       another one was lost before it answered
+"""
+
+NOBODY_ELSE: Final[Mapping[str, int]] = {}
+
 SERVING_PHASES: Final = ("ready", "draining")
 """Phases in which an engine answers: only then a request, or a probe, says anything about it."""
 
@@ -31,20 +44,29 @@ MAX_PLANNED_MOVES = 8
 
 
 def choose(
-    candidates: Sequence[Replica], inflight: Mapping[str, int], *, key: str
+    candidates: Sequence[Replica],
+    inflight: Mapping[str, int],
+    *,
+    key: str,
+    others: Mapping[str, int] = NOBODY_ELSE,
 ) -> Replica | None:
     """The replica with the least load for its weight, ties by rendezvous order of `key` and id.
 
-    Load counts this request too: an idle replica of weight 3 comes before an idle one of weight 1, so
-    that slow clients also see the shares that weights promise. None: there is no candidate.
+    Load is what runs there of this gateway and what the others last told. It counts this request too: an idle
+    replica of weight 3 comes before an idle one of weight 1, so that slow clients also see the shares that
+    weights promise. None: there is no candidate.
     """
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    return min(candidates, key=lambda r: (_load(r, inflight), _rendezvous(key, r.id), r.id))
+    return min(
+        candidates, key=lambda r: (load_of(r, inflight, others), _rendezvous(key, r.id), r.id)
+    )
 
 
-def _load(replica: Replica, inflight: Mapping[str, int]) -> float:
-    return (inflight.get(replica.id, 0) + 1) / max(replica.weight, 1)
+def load_of(replica: Replica, inflight: Mapping[str, int], others: Mapping[str, int]) -> float:
+    """What runs at a replica with one request more, for its weight."""
+    running = inflight.get(replica.id, 0) + others.get(replica.id, 0)
+    return (running + 1) / max(replica.weight, 1)
 
 
 @lru_cache(maxsize=4096)

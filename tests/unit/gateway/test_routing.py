@@ -2,9 +2,12 @@
 
 from collections import Counter
 from datetime import timedelta
+from urllib.parse import unquote
 
 import pytest
 
+from gateway.domain.http_rules import check_header
+from gateway.domain.reasons import reason_headers
 from gateway.domain.routing import (
     Loss,
     after_loss,
@@ -144,3 +147,22 @@ def test_a_connection_that_breaks_in_a_drain_tells_for_whom_the_engine_left() ->
 
 def test_an_engine_that_left_no_word_is_gone() -> None:
     assert end_of_answers(None, "r-1") == "the engine r-1 is gone"
+
+
+def test_what_other_gateways_have_running_counts_like_our_own() -> None:
+    replicas = [a_replica("r-1"), a_replica("r-2")]
+    assert choose(replicas, {"r-1": 1}, key="gw", others={"r-2": 3}) == replicas[0]
+    assert choose(replicas, {"r-1": 4}, key="gw", others={"r-2": 3}) == replicas[1]
+    # What is told of a replica that is no candidate changes nothing.
+    assert choose(replicas, {"r-1": 1}, key="gw", others={"r-9": 9}) == replicas[1]
+
+
+def test_reasons_are_headers_whatever_the_name() -> None:
+    found = dict(reason_headers("größe/klein: v1\r\nx", "r-1", "least-loaded"))
+    assert found[b"x-yard-replica"] == b"r-1"
+    assert found[b"x-yard-why"] == b"least-loaded"
+    name = found[b"x-yard-model"]
+    assert unquote(name.decode()) == "größe/klein: v1\r\nx"
+    assert name.startswith(b"gr%C3%B6%C3%9Fe/klein:%20v1")
+    for header in found.items():
+        check_header(*header)

@@ -1,0 +1,26 @@
+"""Tells in headers which model and replica answered a request, and why it was that replica.
+
+For people and for tests; nothing decides by it. Names go into a header as a URL writes them, for they may hold any
+character.
+"""
+
+from functools import lru_cache
+from urllib.parse import quote
+
+from gateway.domain.routing import Why
+
+HeaderPairs = tuple[tuple[bytes, bytes], ...]
+
+
+@lru_cache(maxsize=4096)
+def reason_headers(model: str, replica: str, why: Why) -> HeaderPairs:
+    """`x-yard-model` (the catalog's name), `x-yard-replica` and `x-yard-why`."""
+    return (
+        (b"x-yard-model", _written(model)),
+        (b"x-yard-replica", _written(replica)),
+        (b"x-yard-why", why.encode("ascii")),
+    )
+
+
+def _written(name: str) -> bytes:
+    return quote(name, safe="/:@+,;=").encode("ascii")
