@@ -340,17 +340,18 @@ PHASES = st.sampled_from(["loading", "loaded", "unloading"])
 @settings(max_examples=300)
 @given(
     phases=st.lists(st.tuples(PHASES, st.booleans()), max_size=4),
-    limit=st.integers(0, 4),
+    over=st.integers(-1, 1),
     spare=st.integers(0, 1),
     asks=st.booleans(),
     recalls=st.booleans(),
 )
-def test_a_look_at_what_is_at_rest_chooses_nothing(phases, limit, spare, asks, recalls):
+def test_a_look_at_what_is_at_rest_chooses_nothing(phases, over, spare, asks, recalls):
     """Whatever gateways do: that is why it is not looked at. Only the catalog's own wishes are no part of it."""
     places = {
         pin_name(name, VERSION): a_place(name, phase=phase, leaving=leaving)
         for name, (phase, leaving) in zip("abcd", phases, strict=False)
     }
+    limit = max(len(places) - over, 0)
     state = State(limit=limit, room=limit + spare, places=places)
     if asks:
         state, _ = slots.ensure(state, "e", VERSION, moment(1.0))
