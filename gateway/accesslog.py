@@ -26,7 +26,9 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     `status` 499 with code `client_gone`: nobody was there to be answered. `moves` counts how often
     the request lost its replica. `why` is the reason of an answer that was cut. `scope` is the card
     whose base URL was asked, as `node~card`. `adapter` is the catalog's name of the adapter that was asked for,
-    `how` how it came to be there. `key` is the id of the caller's API key.
+    `how` how it came to be there. `key` is the id of the caller's API key. Tokens are
+    those of the account (gateway/domain/tokens.py), `first_ms` from the request's head to the first byte of the
+    answer's body, -1 where none came.
     """
 
     time: datetime
@@ -51,6 +53,9 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     adapter: str = ""
     how: str = ""
     key: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_ms: int = -1
 
 
 class AccessLog:

@@ -21,6 +21,7 @@ from events.roles import inbox_prefix
 from events.secrets import read_secret, yard_secret_path
 from events.service import FatalError, Service
 from gateway.accesslog import AccessLog
+from gateway.accounting import Accounting
 from gateway.activator import Activator
 from gateway.adapters import Adapters
 from gateway.admin import Admin
@@ -69,6 +70,7 @@ class RunningGateway:
     client: EngineClient
     snapshots: SnapshotWriter
     limits: Limits
+    accounting: Accounting
 
     @property
     def port(self) -> int:
@@ -131,6 +133,8 @@ async def run_gateway(
     gateway.on_model_gone = model_gone
     limits = Limits(gateway, incarnation)
     limits_beacons = LimitsBeacons(gateway, wire, limits)
+    gateway.others_inflight = limits_beacons.others_inflight
+    accounting = Accounting(gateway_id, incarnation, events, clock, metrics)
     host, _, _ = settings.listen.rpartition(":")
     callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))
     inference = Inference(
@@ -152,6 +156,7 @@ async def run_gateway(
         metrics,
         access,
         callers,
+        accounting,
         new_request_id=request_ids(secrets.token_hex(8)),
     )
     # Before the first ask: what agents say of its pins must not be missed.
@@ -169,6 +174,7 @@ async def run_gateway(
                 group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
             ]
             sharing = group.create_task(limits_beacons.run(), name="limits")
+            telling = group.create_task(accounting.run(), name="accounting")
             log.info("gateway listens", extra={"gateway": gateway_id, "port": server.port})
             try:
                 yield RunningGateway(
@@ -181,6 +187,7 @@ async def run_gateway(
                     client=client,
                     snapshots=snapshots,
                     limits=limits,
+                    accounting=accounting,
                 )
                 await _drain(gateway, server, beacons, adapters)
             finally:
@@ -188,7 +195,9 @@ async def run_gateway(
             # Nothing may follow the last word.
             beating.cancel()
             sharing.cancel()
-            await asyncio.wait([beating, sharing])
+            telling.cancel()
+            await asyncio.wait([beating, sharing, telling])
+            await accounting.close()
             await beacons.leave()
             await limits_beacons.leave()
             await snapshots.write_now()

@@ -18,8 +18,10 @@ from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.model_rewrite import Span, patch, replace_named_model
 from gateway.domain.names import Place
 from gateway.domain.places import RESPONSE, RESPONSES
+from gateway.domain.reasons import reason_headers
 from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
+from gateway.domain.tokens import Tail, Tokens, read_tokens
 from gateway.gateway import Asked, Gateway, Run
 from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.client import EngineClient
@@ -29,7 +31,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.messages import Request, Responder
 from gateway.http.outgoing import INLINE_BODY, Outgoing
 from gateway.intake import Intake, read_intake, response_unknown
-from gateway.limits import Grant, Limits
+from gateway.limits import BYTES_PER_TOKEN, Grant, Limits
 from gateway.metrics import Metrics
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
@@ -53,7 +55,7 @@ class Served:
     `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
     be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
     however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
-    caller's key, `tokens` what it used (None: nobody told).
+    caller's key, `used` the tokens it came to (None: nobody told). `tail` is kept of the answer it got at `path`.
     """
 
     status: int = 0
@@ -72,14 +74,25 @@ class Served:
     why: str = ""
     caller: Caller = ANYBODY
     grant: Grant | None = None
-    tokens: int | None = None
+    used: Tokens | None = None
+    tail: Tail | None = None
+    path: str = ""
+    sse: bool = False
+    asked_bytes: int = 0
 
     def end(self) -> None:
         """The request is over: what it held of its key's limits is given back, what it used is charged. Where
         nobody told its tokens, an answer counts for what was reserved for it."""
+        if self.tail is not None and self.tail.last:
+            self.used = read_tokens(self.tail, path=self.path, sse=self.sse)
         if self.grant is not None:
-            estimate = self.grant.estimate if self.sent_bytes and self.status < 400 else 0
-            self.grant.end(estimate if self.tokens is None else self.tokens)
+            used = self.used
+            if used is None:
+                self.grant.end(self.grant.estimate if self.sent_bytes and self.status < 400 else 0)
+            elif used.estimated and not used.prompt:
+                self.grant.end(self.asked_bytes // BYTES_PER_TOKEN + used.completion)
+            else:
+                self.grant.end(used.total)
 
 
 class Sending:
@@ -416,11 +429,15 @@ class Inference:
                         block, Kept(sending.name, replica.id, served.caller.id), run
                     )
 
+            served.tail = Tail()
+            served.path, served.sse = sending.path, response.sse
+            served.asked_bytes = sending.request.body.size
             relayed = await respond.relay(
                 response,
-                headers=self._headers(served),
+                headers=self._headers(run, served),
                 model=sending.name if sending.name != run.model and is_text(response) else None,
                 before_first_byte=first_byte,
+                tail=served.tail,
             )
         except ConnectFailed as error:
             raise self._lost(run, "refused_connection", error.reason) from error
@@ -530,12 +547,14 @@ class Inference:
             if response is not None:
                 self._responses.keep(response, kept)
 
-    def _headers(self, served: Served) -> tuple[tuple[bytes, bytes], ...]:
+    def _headers(self, run: Run, served: Served) -> tuple[tuple[bytes, bytes], ...]:
         """Ours in an answer that is relayed, which is counted here as a use of its adapter."""
+        why = "retried" if served.moves else run.why
+        reasons = reason_headers(run.model, run.replica.id, why)
         if not served.how:
-            return (_waited(served),)
+            return (_waited(served), *reasons)
         self._metrics.count_adapter(served.model, served.how)
-        return (_waited(served), _HOW[served.how])
+        return (_waited(served), *reasons, _HOW[served.how])
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""

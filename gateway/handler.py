@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from gateway.accesslog import AccessLine, AccessLog
+from gateway.accounting import Accounting
 from gateway.admin import Admin
 from gateway.callers import Callers
 from gateway.domain.answers import Answer
@@ -39,6 +40,7 @@ class RequestHandler:
         metrics: Metrics,
         access: AccessLog,
         callers: Callers,
+        accounting: Accounting,
         *,
         new_request_id: Callable[[], str],
     ) -> None:
@@ -48,6 +50,7 @@ class RequestHandler:
         self._metrics = metrics
         self._access = access
         self._callers = callers
+        self._accounting = accounting
         self._new_request_id = new_request_id
 
     async def __call__(self, request: Request, respond: Responder) -> None:
@@ -98,7 +101,26 @@ class RequestHandler:
                     self._metrics.waited_for_adapter(served.model, served.adapter_waited_s)
                 if place.on is not None:
                     self._metrics.count_on_card(served.model, served.scope, served.code)
-            self._line(request, request_id, served)
+            tail = served.tail
+            first_s = timeline.marks.get("first_byte") if tail is not None and tail.last else None
+            if first_s is not None:
+                first_s -= request.received_at
+            if served.model:
+                self._account(request, served, first_s)
+            self._line(request, request_id, served, first_s)
+
+    def _account(self, request: Request, served: Served, first_s: float | None) -> None:
+        """What it used, of a request for a model of the catalog; `first_s` when its answer began."""
+        self._accounting.add(
+            model=served.model,
+            key=served.caller.id,
+            adapter=served.adapter,
+            failed=first_s is None,
+            tokens=served.used,
+            first_s=first_s,
+            duration_s=self._gateway.clock.now_s() - request.received_at,
+            waited_s=served.waited_s,
+        )
 
     def _request_id(self, request: Request) -> str:
         """The client's own id when it is one we can put in a header and a log, else a new one."""
@@ -107,8 +129,11 @@ class RequestHandler:
             return given.decode("ascii")
         return self._new_request_id()
 
-    def _line(self, request: Request, request_id: str, served: Served) -> None:
+    def _line(
+        self, request: Request, request_id: str, served: Served, first_s: float | None
+    ) -> None:
         clock = self._gateway.clock
+        used = served.used
         self._access.add(
             AccessLine(
                 time=clock.now(),
@@ -124,6 +149,9 @@ class RequestHandler:
                 adapter=served.adapter,
                 how=served.how,
                 key=served.caller.id,
+                prompt_tokens=0 if used is None else used.prompt,
+                completion_tokens=0 if used is None else used.completion,
+                first_ms=-1 if first_s is None else round(first_s * 1000),
                 waited_ms=round(served.waited_s * 1000),
                 duration_ms=round((clock.now_s() - request.received_at) * 1000),
                 moves=served.moves,

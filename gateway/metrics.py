@@ -121,6 +121,11 @@ class Metrics:
             "Snapshots that could not be written.",
             registry=self.registry,
         )
+        self.usage_failed = Counter(
+            "yard_gateway_usage_failed",
+            "Accounts of usage the log did not take; they are kept and sent again.",
+            registry=self.registry,
+        )
         self.loop_lag = Gauge(
             "yard_gateway_loop_lag_seconds",
             "How late the last beacon timer ran.",

@@ -12,6 +12,7 @@ from gateway.domain import http_rules
 from gateway.domain.chunked import LAST_CHUNK, chunk
 from gateway.domain.envelopes import OPENAI, Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList, Headers
+from gateway.domain.tokens import Tail
 from gateway.http import relay as relaying
 from gateway.http.bodies import Body
 from gateway.http.engine_response import EngineResponse
@@ -229,6 +230,7 @@ class Responder:
         headers: HeaderList = (),
         model: str | None = None,
         before_first_byte: Callable[[bytes], None] | None = None,
+        tail: Tail | None = None,
     ) -> Relayed:
         """Passes an engine's answer on as it comes, verbatim; `headers` go into its head.
 
@@ -237,10 +239,16 @@ class Responder:
         elsewhere. Afterwards nothing is raised: a stream gets an in-band error frame, other
         answers are cut, and `complete` is False. `model`: the name the answer's top-level `model`
         shall have (an alias). Answers of 400 and above are put into the client's envelope.
-        `before_first_byte` is called right before the client's head is written, with what follows it at once.
+        `before_first_byte` is called right before the client's head is written, with what follows it at once. `tail` gets what is
+        kept of the answer to read from what it used.
         """
         return await relaying.relay(
-            self, response, headers=headers, model=model, before_first_byte=before_first_byte
+            self,
+            response,
+            headers=headers,
+            model=model,
+            before_first_byte=before_first_byte,
+            tail=tail,
         )
 
     # -- for the relay and the server ----------------------------------------------------------

@@ -16,6 +16,7 @@ from gateway.domain.chunked import LAST_CHUNK, chunk
 from gateway.domain.envelopes import Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
+from gateway.domain.tokens import EVENT, KEPT_BYTES, Tail
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone
 
@@ -76,21 +77,25 @@ async def relay(
     headers: HeaderList = (),
     model: str | None = None,
     before_first_byte: Callable[[bytes], None] | None = None,
+    tail: Tail | None = None,
 ) -> Relayed:
     """Relays `response`; see Responder.relay for the contract."""
+    tail = tail or Tail()
     try:
         if response.status >= 400 and not response.sse and response.framing != NO_BODY:
             return await _relay_error(client, response, headers, before_first_byte)
         if model is None:
             if (body := response.take_whole()) is not None:
+                tail.last.append(body)
                 return _relay_whole(client, response, body, headers, before_first_byte)
         elif not response.sse and 0 < response.framing <= MAX_HELD:
             body = response.take_whole()
             if body is None:
                 body = await _read_whole(response)
             body = replace_model(body, model)
+            tail.last.append(body)
             return _relay_whole(client, response, body, headers, before_first_byte)
-        return await _Relay(client, response, headers, model, before_first_byte).run()
+        return await _Relay(client, response, headers, model, before_first_byte, tail).run()
     finally:
         if not response.ended:
             response.abort()
@@ -180,8 +185,12 @@ class _Relay:
         headers: HeaderList,
         model: str | None,
         before_first_byte: Callable[[bytes], None] | None,
+        tail: Tail,
     ) -> None:
         sse = response.sse
+        self.kept = tail
+        self.keep = tail.last.append
+        self.counted = sse
         self.client = client
         self.response = response
         self.headers = headers
@@ -291,8 +300,13 @@ class _Relay:
     # -- inside --------------------------------------------------------------------------------
 
     def _write(self, block: bytes) -> None:
-        self.sent_bytes += len(block)
+        size = len(block)
+        self.sent_bytes += size
+        self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
+        if self.counted:
+            self.kept.events += block.count(EVENT)
         if not self.started:
+            self.kept.first = block[:KEPT_BYTES]
             block = self._head(block) + block
         if block:
             self.client.put(block)

@@ -1,0 +1,167 @@
+"""What requests used, from the engine's answer to the stream of accounts, through a gateway that serves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from events.usage import decode_usage
+from gateway.app import RunningGateway
+from schemas.key import KeyCreated
+from schemas.usage import UsageRow
+from tests.support.aio import run, until
+from tests.support.fake_engine import FakeEngine
+from tests.support.gateway_keys import ID, a_key, text_of
+from tests.support.gateway_yard import Yard, memory_yard
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+USAGE = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
+
+
+def told(usage: dict[str, Any]) -> bytes:
+    """An engine's whole answer that tells this."""
+    body = json.dumps({"object": "chat.completion", "model": "m", "choices": [], "usage": usage})
+    head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: "
+    return f"{head}{len(body)}\r\n\r\n{body}".encode()
+
+
+def rows(yard: Yard) -> list[UsageRow]:
+    """All that was accounted for so far, each message once."""
+    found = [decode_usage(m).batch for m in yard.broker.usage.messages.values()]
+    return [row for batch in found if batch is not None for row in batch.rows]
+
+
+def total(yard: Yard, field: str) -> int:
+    return sum(getattr(row, field) for row in rows(yard))
+
+
+@asynccontextmanager
+async def serving(
+    data: Path, **engine: Any
+) -> AsyncIterator[tuple[Yard, RunningGateway, httpx.AsyncClient, FakeEngine]]:
+    async with memory_yard(data) as yard:
+        await yard.model()
+        fake = await yard.engine(**engine)
+        await yard.replica(fake)
+        gateway = await yard.gateway()
+        async with yard.client(gateway) as client:
+            yield yard, gateway, client, fake
+
+
+def test_what_the_engine_told_is_accounted_for_within_a_second(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, raw=told(USAGE)) as (yard, _, client, _fake):
+            for _ in range(3):
+                answer = await client.post("/v1/chat/completions", json=CHAT)
+                assert answer.json()["usage"] == USAGE
+            await until(lambda: total(yard, "requests") == 3, "the account")
+            assert {r.model for r in rows(yard)} == {"m"}
+            assert (total(yard, "prompt_tokens"), total(yard, "completion_tokens")) == (33, 15)
+            assert (total(yard, "failed"), total(yard, "estimated")) == (0, 0)
+            assert total(yard, "first_tokens") == 3
+            line = json.loads(yard.access[-1].splitlines()[-1])
+            assert (line["prompt_tokens"], line["completion_tokens"]) == (11, 5)
+
+    run(story())
+
+
+def test_a_stream_that_tells_none_is_counted_by_its_events(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, tokens=7) as (yard, _, client, _fake):
+            answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+            assert answer.text.rstrip().endswith("[DONE]")
+            await until(lambda: total(yard, "requests") == 1, "the account")
+            # Seven words and the event that says why it ended.
+            assert (total(yard, "completion_tokens"), total(yard, "estimated")) == (8, 1)
+
+    run(story())
+
+
+def test_a_client_that_leaves_is_accounted_for_what_it_got(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, tokens=100_000, pace_s=0.005) as (yard, _, client, fake):
+            asked = {**CHAT, "stream": True}
+            async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+                got = b""
+                async for block in answer.aiter_bytes():
+                    got += block
+                    if got.count(b"data:") >= 5:
+                        break
+            await until(lambda: fake.aborted == 1, "the engine to hear of it")
+            await until(lambda: total(yard, "requests") == 1, "the account")
+            assert total(yard, "completion_tokens") >= 5
+            assert (total(yard, "estimated"), total(yard, "failed")) == (1, 0)
+
+    run(story())
+
+
+def test_an_engines_error_is_a_failed_request_without_tokens(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, status=400) as (yard, _, client, _fake):
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 400
+            unknown = {**CHAT, "model": "unknown"}
+            assert (await client.post("/v1/chat/completions", json=unknown)).status_code == 404
+            await until(lambda: total(yard, "requests") >= 1, "the account")
+            assert (total(yard, "requests"), total(yard, "failed")) == (1, 1)
+            assert (total(yard, "prompt_tokens"), total(yard, "first_tokens")) == (0, 0)
+
+    run(story())
+
+
+def test_rows_are_by_key_and_a_limit_is_charged_what_was_used(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, raw=told(USAGE)) as (yard, gateway, client, _fake):
+            key = a_key(tpm=1000)
+            await yard.put("key", (ID,), KeyCreated(by="test"), key)
+            await until(
+                lambda: bool(gateway.gateway.table and gateway.gateway.table.keys.any), "key"
+            )
+            headers = {"authorization": f"Bearer {text_of()}"}
+            asked = {**CHAT, "max_tokens": 500}
+            first = await client.post("/v1/chat/completions", json=asked, headers=headers)
+            assert first.status_code == 200
+            # Of the 500 that were held for it, what was not used is free again.
+            second = await client.post("/v1/chat/completions", json=asked, headers=headers)
+            assert second.status_code == 200
+            await until(lambda: total(yard, "requests") == 2, "the account")
+            assert {r.key for r in rows(yard)} == {ID}
+            reading = gateway.limits.ledger.read(key, gateway.gateway.clock.now_s())
+            assert reading.tokens == 32
+
+    run(story())
+
+
+def test_an_outage_is_added_up_and_told_once_it_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path, raw=told(USAGE)) as (yard, gateway, client, _fake):
+            connection = yard.logs[gateway.gateway.id].connection
+            yard.broker.lose_acks = 1
+            await client.post("/v1/chat/completions", json=CHAT)
+            await until(lambda: total(yard, "requests") == 1, "the account")
+            connection.disconnect()
+            for _ in range(20):
+                await client.post("/v1/chat/completions", json=CHAT)
+            assert gateway.accounting.rows <= 2
+            await asyncio.sleep(0)
+            assert total(yard, "requests") == 1
+            connection.reconnect()
+            await until(lambda: total(yard, "requests") == 21, "the rest")
+            assert total(yard, "completion_tokens") == 21 * 5
+
+    run(story())
+
+
+def test_a_gateway_that_ends_tells_its_last_second(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            await yard.replica(await yard.engine(raw=told(USAGE)))
+            async with yard.own_gateway() as gateway, yard.client(gateway) as client:
+                await client.post("/v1/chat/completions", json=CHAT)
+            assert total(yard, "completion_tokens") == 5
+
+    run(story())
