@@ -40,6 +40,8 @@ def left_behind(folder: Path) -> list[bytes]:
     return found
 
 
+# Its engine has a thread for each processor, and they wait for each other by spinning.
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_req_a1_the_demo_tells_the_whole_story_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
