@@ -1,7 +1,7 @@
 """`make test`: runs every tier in its part, each the way that suits it, and ends with pytest's summary lines.
 
 Tests that only count (no server, no process, no clock of the machine) share the processors. Those beside a real
-server mostly wait, so some run side by side: of parts of the system three files, of whole yards two tests. What
+server mostly wait, so some run side by side: of parts of the system two files, of whole yards two tests. What
 another load would be part of, or what needs the whole machine, is marked `alone`. A part that fails does not
 keep the others from running. It chooses no tests: a tier that is not named here runs in the last part.
 """
@@ -17,7 +17,7 @@ CONTRACT: Final = ("tests/contract",)
 WAITING: Final = ("tests/integration",)
 YARDS: Final = ("tests/system",)
 SHARED: Final = ("-n", "logical", "--maxprocesses", "8", "--dist", "worksteal")
-BY_FILE: Final = ("-n", "3", "--dist", "loadfile")
+BY_FILE: Final = ("-n", "2", "--dist", "loadfile")
 # One at a time to whoever is ready: a test takes seconds, and the longest come first.
 IN_PAIRS: Final = ("-n", "2", "--dist", "load", "--maxschedchunk", "1", "-m", "not alone")
 NO_TESTS: Final = 5
