@@ -19,7 +19,7 @@ from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryPara
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
-from controlplane import keyviews, place_api, serve_api
+from controlplane import keyviews, place_api, serve_api, usage_api
 from controlplane.api_version import program_version
 from controlplane.doctor import Doctor
 from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
@@ -27,6 +27,7 @@ from controlplane.metrics import CONTENT_TYPE, Metrics
 from controlplane.placing import NotThere, Placer
 from controlplane.planning import BadRequest, NotAnswered, Planner
 from controlplane.projections.readmodel import Entry, NotSynced, ReadModel
+from controlplane.projections.usage import UsageModel
 from events.ids import utc_now
 from events.log import LogError
 from events.settings import parse_seconds
@@ -377,6 +378,7 @@ def build_api(
     prefix: str,
     planner: Planner | None = None,
     placer: Placer | None = None,
+    usage: UsageModel | None = None,
 ) -> Litestar:
     """The application, without its guard (api_guard.py) and its server (app.py)."""
     handlers: list[HTTPRouteHandler] = [
@@ -387,6 +389,8 @@ def build_api(
         handlers += serve_api.handlers(planner)
     if placer is not None:
         handlers += place_api.handlers(placer)
+    if usage is not None:
+        handlers += usage_api.handlers(usage)
     exception_handlers: dict[int | type[Exception], Any] = {
         Refusal: _refused,
         BadRequest: serve_api.bad_request,

@@ -30,6 +30,7 @@ from controlplane.mirroring import Mirroring
 from controlplane.placing import Placer
 from controlplane.planning import Planner
 from controlplane.projections.readmodel import ReadModel
+from controlplane.projections.usage import UsageModel
 from events.connection import Connection, connect
 from events.ids import utc_now
 from events.jetstream import JetStreamLog, JetStreamWire
@@ -103,6 +104,13 @@ class ControlPlane:
             monotonic=time.monotonic,
             metrics=self.metrics,
         )
+        self.usage = UsageModel(
+            events=events,
+            path=folder / "usage.sqlite",
+            names=lambda: {key.id: key.name for key in self.leader.world.keys.values()},
+            now=utc_now,
+            metrics=self.metrics,
+        )
         self.doctor = Doctor(events=events, leader=self.leader, model=self.model)
         self._streams = EventStreams(events, self.metrics)
         self._settings = settings
@@ -139,6 +147,7 @@ class ControlPlane:
         self.port = listener.getsockname()[1]
         try:
             await self.model.open()
+            await self.usage.open()
             if self._mirroring is not None:
                 await self._mirroring.open()
             server = self._server(host)
@@ -146,6 +155,7 @@ class ControlPlane:
                 work = [
                     tasks.create_task(self.leader.run(), name="leader"),
                     tasks.create_task(self.model.run(), name="projection"),
+                    tasks.create_task(self.usage.run(), name="usage"),
                 ]
                 if self._mirroring is not None:
                     work.append(
@@ -166,6 +176,7 @@ class ControlPlane:
             listener.close()
             # The database has a thread of its own that would keep the process alive.
             await self.model.close()
+            await self.usage.close()
             if self._mirroring is not None:
                 await self._mirroring.close()
 
@@ -191,6 +202,7 @@ class ControlPlane:
             doctor=self.doctor,
             prefix=self._prefix,
             planner=self._planner(),
+            usage=self.usage,
             placer=Placer(
                 world=lambda: self.leader.world,
                 live=self.leader.view,

@@ -72,6 +72,11 @@ class Metrics:
             ["why"],
             registry=self.registry,
         )
+        self.usage_unreadable = Counter(
+            "yard_usage_unreadable",
+            "Accounts of usage that could not be read and are in no total.",
+            registry=self.registry,
+        )
         self.api_requests = Counter(
             "yard_api_requests", "Requests to the API.", ["status"], registry=self.registry
         )

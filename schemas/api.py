@@ -20,6 +20,7 @@ from schemas.node import Node, NodeState
 from schemas.placement import Candidate
 from schemas.replica import Replica
 from schemas.slots import Slots
+from schemas.usage import UsageTotal
 
 
 class StateEvent(Struct, frozen=True, kw_only=True):
@@ -180,6 +181,13 @@ class KeyList(Struct, frozen=True, kw_only=True):
 
 class KeyOne(Struct, frozen=True, kw_only=True):
     data: KeyView
+    applied_seq: int
+
+
+class UsageList(Struct, frozen=True, kw_only=True):
+    """`applied_seq` is the position in the stream of usage, not in that of events."""
+
+    data: tuple[UsageTotal, ...]
     applied_seq: int
 
 

@@ -17,7 +17,16 @@ from typing import Any, Final
 
 import rich_click as click
 
-from controlplane.ctl import acts, adapters_cli, cards_cli, keys_cli, reads, serve_cli, tail
+from controlplane.ctl import (
+    acts,
+    adapters_cli,
+    cards_cli,
+    keys_cli,
+    reads,
+    serve_cli,
+    tail,
+    usage_cli,
+)
 from controlplane.ctl.connect import Place, find_place, open_api, open_log, open_wire
 from controlplane.ctl.failures import (
     EXIT_DONE,
@@ -509,6 +518,7 @@ keys_cli.register(
     run=run,
     reading=reading,
 )
+usage_cli.register(cli, output=OUTPUT, place_of=place_of, reading=reading)
 cards_cli.register(
     cli,
     replica,

@@ -1,0 +1,161 @@
+"""Follows YARD_USAGE into its sqlite file and answers what was used, by day, key, model and adapter.
+
+It is accounting: nothing is decided by it, and a control plane without it is as ready as any other.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from controlplane.metrics import Metrics
+from controlplane.projections.database import Unusable
+from controlplane.projections.readmodel import NotSynced
+from controlplane.projections.usagefile import (
+    Position,
+    UsageFile,
+    Wanted,
+    is_sane,
+    keys_of,
+)
+from events.log import EventLog, LogError, StreamIdentity, UsagePage
+from events.streams import USAGE_KEPT_DAYS
+from schemas.usage import UsageBatch, UsageTotal
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+HOUSEKEEPING_S: Final = 3600.0
+
+
+class UsageModel:
+    """The totals of one control plane. `names` tells the keys there are now, id to name.
+
+    `position` is committed, never ahead of the totals; `synced` once all there was had been added up.
+    """
+
+    def __init__(
+        self,
+        *,
+        events: EventLog,
+        path: Path,
+        names: Callable[[], Mapping[str, str]],
+        now: Callable[[], datetime],
+        metrics: Metrics,
+    ) -> None:
+        self._events = events
+        self._path = path
+        self._names = names
+        self._now = now
+        self._metrics = metrics
+        self._file: UsageFile | None = None
+        self._mark: Position | None = None
+        self._swept_at: datetime | None = None
+        self.synced = False
+
+    @property
+    def position(self) -> int:
+        return 0 if self._mark is None else self._mark.seq
+
+    async def open(self) -> None:
+        """Opens the file, or a fresh one in its place."""
+        try:
+            self._file = await UsageFile.open(self._path)
+        except Unusable as error:
+            log.warning("the usage file is thrown away", extra={"why": str(error)})
+            UsageFile.throw_away(self._path)
+            self._file = await UsageFile.open(self._path)
+        self._mark = await self._file.position()
+
+    async def close(self) -> None:
+        if self._file is not None:
+            await self._file.close()
+            self._file = None
+
+    async def run(self) -> None:
+        """Follows until cancelled; whatever the file or the log refuses is tried again."""
+        while True:
+            try:
+                await self._follow()
+            except sqlite3.OperationalError as error:
+                # Full or locked: what was committed stands, the rest is read again from there.
+                log.error("usage cannot be written; trying again: %s", error)
+            except (sqlite3.DatabaseError, Unusable) as error:
+                log.error("the usage file is damaged; adding up anew: %s", error)
+                await self.close()
+                UsageFile.throw_away(self._path)
+                await self.open()
+            except LogError as error:
+                log.warning("usage cannot be read; trying again", extra={"why": str(error)})
+            self.synced = False
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        assert self._file is not None
+        self._mark = mark = await self._file.position()
+        known = None
+        if mark is not None:
+            known = StreamIdentity(
+                stream_id=mark.stream_id, created=mark.created, last_seq=mark.seq, schema=0
+            )
+        follower = self._events.follow_usage(after=self.position, identity=known)
+        try:
+            while True:
+                await self._take(await follower.next())
+        finally:
+            await follower.close()
+
+    async def _take(self, page: UsagePage) -> None:
+        assert self._file is not None
+        batches: list[UsageBatch] = []
+        for item in page.items:
+            if item.batch is None or not is_sane(item.batch):
+                self._metrics.usage_unreadable.inc()
+                log.warning(
+                    "an account of usage cannot be read",
+                    extra={"seq": item.seq, "why": item.problem or "its numbers cannot be"},
+                )
+            else:
+                batches.append(item.batch)
+        mark = Position(
+            stream_id=page.identity.stream_id, created=page.identity.created, seq=page.position
+        )
+        if page.items or page.reset or self._mark is None:
+            now = self._names()
+            names = {key: now[key] for key in keys_of(batches) if key in now}
+            await self._file.add(batches, mark, names, reset=page.reset)
+            self._mark = mark
+        self.synced = self.synced or page.synced
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Forgets what the log forgets, so that totals do not depend on how old a file is."""
+        assert self._file is not None
+        now = self._now()
+        if self._swept_at is not None and (now - self._swept_at).total_seconds() < HOUSEKEEPING_S:
+            return
+        self._swept_at = now
+        await self._file.forget((now - timedelta(days=USAGE_KEPT_DAYS)).astimezone(UTC).date())
+
+    async def totals(self, wanted: Wanted) -> tuple[list[UsageTotal], int]:
+        """Sums with the names of their keys, and the position they are true for. Raises NotSynced."""
+        if self._file is None or (self._mark is None and not self.synced):
+            raise NotSynced("what was used has not been read yet")
+        names = {**await self._file.names(), **self._names()}
+        found = await self._file.totals(wanted)
+        return [
+            UsageTotal(day=day, row=row, key_name=names.get(row.key, "")) for day, row in found
+        ], self.position
+
+    async def key_id(self, said: str) -> str:
+        """The id of the key of that id or name: the one there is now, else one that used something; else `said`."""
+        for names in (self._names(), {} if self._file is None else await self._file.names()):
+            if said in names:
+                return said
+            found = sorted(key for key, name in names.items() if name == said)
+            if found:
+                return found[-1]
+        return said

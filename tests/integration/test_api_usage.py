@@ -1,0 +1,234 @@
+"""What gateways told of usage, added up by a control plane: once each, for as long as the log has it."""
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.app import ControlPlane, new_decider
+from controlplane.candidate import Me
+from controlplane.events_api import BadQuery
+from controlplane.identifiers import new_ids
+from controlplane.projections.usagefile import DIMENSIONS
+from controlplane.usage_api import parse_wanted
+from events.ids import new_id
+from events.memory import MemoryLog, MemoryWire
+from events.memory_broker import MemoryBroker
+from events.streams import USAGE_KEPT_DAYS
+from schemas.api import UsageList
+from schemas.commands import Command, KeyCreate
+from schemas.usage import UsageBatch, UsageRow
+from tests.support.aio import run, until
+from tests.support.controlplanes import FAST, TOKEN, api, leads, running
+
+ID = "aaaabbbbcccc"
+HASH = hashlib.sha256(b"secret").hexdigest()
+TODAY = datetime.now(UTC).replace(hour=12)
+
+
+def row(key: str = "", model: str = "m", tokens: int = 5, **fields: Any) -> UsageRow:
+    return UsageRow(key=key, model=model, requests=1, completion_tokens=tokens, **fields)
+
+
+def batch(
+    n: int, *rows: UsageRow, gateway: str = "gw", at: datetime = TODAY, incarnation: str = "i"
+) -> UsageBatch:
+    return UsageBatch(
+        gateway=gateway, incarnation=incarnation, n=n, began=at, ended=at, rows=rows or (row(),)
+    )
+
+
+class Yard:
+    """A log in memory with a gateway's own connection, and control planes on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.broker = MemoryBroker()
+        self.folder = folder
+        self.gateway = MemoryLog(self.broker, source="/gateway/gw")
+        self.admin = MemoryLog(self.broker, source="/ctl/anna")
+
+    @contextlib.asynccontextmanager
+    async def plane(self) -> AsyncIterator[tuple[ControlPlane, httpx.AsyncClient]]:
+        log = MemoryLog(self.broker, source="/cp/cp-1")
+        plane = ControlPlane(
+            events=log,
+            wire=MemoryWire(log.connection),
+            me=Me(instance="cp-1", host="host-of-cp-1", pid=1),
+            settings=FAST,
+            folder=self.folder / "cp-1",
+            token=TOKEN,
+            make_decider=new_decider,
+            ids=new_ids(),
+        )
+        async with running(plane):
+            await until(lambda: plane.usage.synced, "usage to be added up")
+            async with api(plane) as client:
+                yield plane, client
+
+    async def tell(self, *batches: UsageBatch) -> int:
+        seq = 0
+        for one in batches:
+            seq = await self.gateway.account(one)
+        return seq
+
+
+async def totals(client: httpx.AsyncClient, **query: str) -> list[dict[str, Any]]:
+    answer = await client.get("/v1/usage", params=query)
+    assert answer.status_code == 200, answer.text
+    msgspec.json.decode(answer.content, type=UsageList)
+    return answer.json()["data"]
+
+
+async def tokens(client: httpx.AsyncClient) -> int:
+    return sum(t["row"]["completion_tokens"] for t in await totals(client, by=""))
+
+
+def test_totals_are_by_whatever_is_asked_for(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        async with yard.plane() as (plane, client):
+            await until(leads(plane), "a leader")
+            create = Command(id=new_id(), body=KeyCreate(id=ID, name="ci", hash=HASH))
+            await yard.admin.send("anna", create)
+            await until(lambda: ID in plane.leader.world.keys, "the key")
+            yesterday = TODAY - timedelta(days=1)
+            seq = await yard.tell(
+                batch(1, row(ID), row(ID, "n", 7), row("", "m", 1, adapter="a")),
+                batch(2, row(ID), at=yesterday),
+                batch(1, row(ID, tokens=100), gateway="gw-2"),
+            )
+            await until(lambda: plane.usage.position == seq, "the accounts")
+            by_all = await totals(client, by="day,key,model,adapter")
+            assert [
+                (t["day"], t["row"]["key"], t["row"]["model"], t["row"]["completion_tokens"])
+                for t in by_all
+            ] == [
+                (yesterday.date().isoformat(), ID, "m", 5),
+                (TODAY.date().isoformat(), "", "m", 1),
+                (TODAY.date().isoformat(), ID, "m", 105),
+                (TODAY.date().isoformat(), ID, "n", 7),
+            ]
+            assert [(t["key_name"], t["day"]) for t in await totals(client, by="key")] == [
+                ("", ""),
+                ("ci", ""),
+            ]
+            by_model = await totals(client, by="model", key="ci")
+            assert [(t["row"]["model"], t["row"]["requests"]) for t in by_model] == [
+                ("m", 3),
+                ("n", 1),
+            ]
+            assert by_model == await totals(client, by="model", key=ID)
+            assert len(await totals(client, model="n")) == 1
+            today = TODAY.date().isoformat()
+            assert sum(t["row"]["requests"] for t in await totals(client, since=today)) == 4
+            assert sum(t["row"]["requests"] for t in await totals(client, since="2d")) == 5
+            assert await totals(client, key="nobody") == []
+            assert await totals(client, by="", until="2020-01-01", since="2020-01-01") == []
+            for bad in ({"by": "colour"}, {"since": "soon"}, {"until": "x"}):
+                answer = await client.get("/v1/usage", params=bad)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+
+    run(story(), 60)
+
+
+def test_inv_6_what_was_added_is_not_added_again_after_a_restart(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        await yard.tell(batch(1))
+        async with yard.plane() as (_, client):
+            assert await tokens(client) == 5
+        await yard.tell(batch(2))
+        async with yard.plane() as (plane, client):
+            assert await tokens(client) == 10
+            # Sent once more, long after the server forgot that it had been: the number tells.
+            yard.broker.usage.ids.clear()
+            seq = await yard.tell(batch(1), batch(2))
+            await until(lambda: plane.usage.position == seq, "the repeats")
+            assert await tokens(client) == 10
+            # Another life of that gateway counts from the beginning.
+            seq = await yard.tell(batch(1, incarnation="i-2"))
+            await until(lambda: plane.usage.position == seq, "the next life")
+            assert await tokens(client) == 15
+
+    run(story(), 60)
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+def test_inv_7_deleting_the_usage_file_loses_no_total(tmp_path: Path, how: str) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        await yard.tell(*(batch(n, row(model=f"m{n % 3}")) for n in range(1, 10)))
+        async with yard.plane() as (_, client):
+            before = await totals(client)
+        file = tmp_path / "cp-1" / "usage.sqlite"
+        for companion in file.parent.glob("usage.sqlite-*"):
+            companion.unlink()
+        if how == "deleted":
+            file.unlink()
+        else:
+            file.write_bytes(b"no database" * 1000)
+        async with yard.plane() as (_, client):
+            assert await totals(client) == before
+            assert len(before) == 3
+
+    run(story(), 60)
+
+
+def test_another_stream_of_that_name_is_added_up_from_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        await yard.tell(batch(1), batch(2))
+        async with yard.plane() as (_, client):
+            assert await tokens(client) == 10
+        yard.broker.replace_usage()
+        await yard.tell(batch(1))
+        async with yard.plane() as (plane, client):
+            assert await tokens(client) == 5
+            yard.broker.replace_usage()
+            await until(lambda: plane.usage.position == 0, "the new stream")
+            assert await tokens(client) == 0
+
+    run(story(), 60)
+
+
+def test_what_cannot_be_an_account_is_counted_and_in_no_total(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        async with yard.plane() as (plane, client):
+            await yard.tell(batch(1, row(tokens=-1)), batch(2, row(tokens=1 << 62)))
+            yard.broker.answer("yard.use.gateway.gw", b"{}", {})
+            seq = await yard.tell(batch(3))
+            await until(lambda: plane.usage.position == seq, "the accounts")
+            assert await tokens(client) == 5
+            assert b"yard_usage_unreadable_total 3.0" in plane.metrics.text()
+            # Nobody is less ready for it.
+            await until(lambda: plane.doctor.ready().ready, "readiness")
+
+    run(story(), 60)
+
+
+def test_a_day_the_log_has_forgotten_is_in_no_total(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        old = TODAY - timedelta(days=USAGE_KEPT_DAYS + 1)
+        await yard.tell(batch(1, at=old), batch(2))
+        async with yard.plane() as (_, client):
+            assert await tokens(client) == 5
+            assert len(await totals(client, since="200d")) == 1
+
+    run(story(), 60)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_no_text_is_more_than_a_bad_query(since: str, by: str) -> None:
+    with contextlib.suppress(BadQuery):
+        wanted = parse_wanted(since=since, until=None, by=by, model=None, now=TODAY)
+        assert set(wanted.by) <= set(DIMENSIONS)
