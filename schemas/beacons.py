@@ -33,8 +33,9 @@ class GatewayBeacon(Struct, frozen=True, kw_only=True):
 
 class KeyUse(Struct, frozen=True, array_like=True):
     """What a key used at one gateway: requests admitted and tokens charged since that gateway's incarnation began
-    (both only grow), and requests running or waiting now. `held` are the tokens reserved for those; `recent_…` what
-    of the sums is of the last 60 s, for who hears of the key for the first time."""
+    (both only grow), and requests running or waiting now. `held` are the tokens reserved for those. For who hears of
+    the key here for the first time: `recent_…` is what of the sums is of the last 60 s, `gone_…` what gateways that
+    have ended since used in that time."""
 
     requests: int
     tokens: int
@@ -42,6 +43,8 @@ class KeyUse(Struct, frozen=True, array_like=True):
     held: int = 0
     recent_requests: int = 0
     recent_tokens: int = 0
+    gone_requests: int = 0
+    gone_tokens: int = 0
 
 
 class LimitsBeacon(Struct, frozen=True, kw_only=True):

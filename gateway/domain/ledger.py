@@ -7,7 +7,8 @@ gateway's own, whether it is connected is an argument.
 from collections.abc import Container, Mapping
 from typing import Final
 
-from gateway.domain.ratelimits import UNUSED, Reading, Refused
+from gateway.domain.ratelimits import UNUSED, Reading, Refused, Window
+from gateway.domain.seats import Seats
 from gateway.domain.shares import KeyBook
 from schemas.beacons import KeyUse, LimitsBeacon
 from schemas.key import Key
@@ -19,10 +20,36 @@ FORGOTTEN_AFTER_S: Final = 120.0
 """What it told is kept longer, so that it does not count twice when it comes back."""
 
 
-class _Peer:
-    """Another gateway, in one of its lives. `acked`: the number of ours it surely has heard; `knows`: it said so itself."""
+class _Heard:
+    """What was told of one key in the last 60 seconds, counted from when it was heard."""
 
-    __slots__ = ("acked", "heard_s", "inflight", "keys", "knows", "live", "n")
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = Window()
+        self.tokens = Window()
+
+    def add(self, requests: int, tokens: int, second: int) -> None:
+        if requests > 0:
+            self.requests.move(second)
+            self.requests.add(requests)
+        if tokens > 0:
+            self.tokens.move(second)
+            self.tokens.add(tokens)
+
+    def totals(self, second: int) -> tuple[int, int]:
+        self.requests.move(second)
+        self.tokens.move(second)
+        return self.requests.total, self.tokens.total
+
+
+class _Peer:
+    """Another gateway, in one of its lives. `acked`: the number of ours it surely has heard; `knows`: it said so itself.
+
+    `used` is what it told to have used, by key: when it has ended others are told of it.
+    """
+
+    __slots__ = ("acked", "heard_s", "inflight", "keys", "knows", "live", "n", "used")
 
     def __init__(self, acked: int) -> None:
         self.acked = acked
@@ -32,6 +59,7 @@ class _Peer:
         self.heard_s = 0.0
         self.keys: dict[str, KeyUse] = {}
         self.inflight: Mapping[str, int] = {}
+        self.used: dict[str, _Heard] = {}
 
 
 class Ledger:
@@ -52,7 +80,9 @@ class Ledger:
         self._books: dict[str, KeyBook] = {}
         self._unheard: set[str] = set()
         self._peers: dict[str, _Peer] = {}
+        self._inherited: dict[str, _Heard] = {}
         self._inflight: dict[str, int] = {}
+        self._seats = Seats()
         self._listening_since_s: float | None = None
 
     # -- requests --------------------------------------------------------------------------------
@@ -95,10 +125,11 @@ class Ledger:
         second = int(now_s)
         keys: dict[str, KeyUse] = {}
         for id, book in self._books.items():
-            use = book.tell(self._n, second)
+            use = book.tell(self._n, second, self._used_by_gone(id, second))
             if use is not None:
                 keys[id] = use
                 self._unheard.add(id)
+        self._seats.tell(self._n, inflight)
         asks, self.pressed = self.pressed, False
         if self.gateways == 1:
             self._heard_until(self._n)
@@ -119,6 +150,7 @@ class Ledger:
         1. our own, or one that a later one has overtaken: nothing
         2. the first of a life: what it told by now is not known to be of the last minute but for what it says so.
            It can use a share no sooner than it has heard our next beacon, so all told before counts as heard
+           What gateways used that ended before this one could hear them it tells, too
         3. sums only grow: what they grew by is counted now, never more than is recent
         4. it says which of ours it has heard
         """
@@ -145,7 +177,16 @@ class Ledger:
             if before is not None:
                 requests = min(requests, use.requests - before.requests)
                 tokens = min(tokens, use.tokens - before.tokens)
+            _of(peer.used, id).add(requests, tokens, second)
             book.hear(requests, tokens, second)
+            if first and (use.gone_requests or use.gone_tokens):
+                known_requests, known_tokens = self._used_by_gone(id, second)
+                requests, tokens = (
+                    use.gone_requests - known_requests,
+                    use.gone_tokens - known_tokens,
+                )
+                _of(self._inherited, id).add(requests, tokens, second)
+                book.hear(requests, tokens, second)
             was_running, was_held = (before.running, before.held) if before and not back else (0, 0)
             book.others_running += use.running - was_running
             book.others_held += use.held - was_held
@@ -192,10 +233,34 @@ class Ledger:
                 if not book.is_used:
                     del self._books[id]
                     self._unheard.discard(id)
+                    self._inherited.pop(id, None)
 
     def inflight(self) -> Mapping[str, int]:
         """Requests at each replica that the other gateways told of."""
         return self._inflight
+
+    def _used_by_gone(self, id: str, second: int) -> tuple[int, int]:
+        """Requests and tokens of the last minute of gateways that have ended, as far as is known here."""
+        requests = tokens = 0
+        for used in (self._inherited, *(p.used for p in self._peers.values() if not p.live)):
+            heard = used.get(id)
+            if heard is not None:
+                more = heard.totals(second)
+                requests, tokens = requests + more[0], tokens + more[1]
+        return requests, tokens
+
+    def has_seat(self, replica: str, ours: int, limit: int) -> bool:
+        """Whether one more of ours may run at a replica that runs at most `limit` at once, of all gateways.
+
+        Where only others' parts are free it asks them to say soon what they use.
+        """
+        others = self._inflight.get(replica, 0)
+        free = self._seats.is_free(
+            replica, ours, others, limit, gateways=self.gateways, known=self.known
+        )
+        if not free and ours + others < limit:
+            self.pressed = True
+        return free
 
     def _gone(self, peer: _Peer) -> None:
         """What ran there has ended with it, as far as anybody can know; what was used stays used."""
@@ -228,6 +293,14 @@ class Ledger:
         if n == self._acked and self.gateways > 1:
             return
         self._acked = n
+        self._seats.heard_by_all(n)
         for id in list(self._unheard):
             if self._books[id].heard_by_all(n):
                 self._unheard.discard(id)
+
+
+def _of(used: dict[str, _Heard], id: str) -> _Heard:
+    found = used.get(id)
+    if found is None:
+        found = used[id] = _Heard()
+    return found

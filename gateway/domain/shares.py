@@ -171,9 +171,10 @@ class KeyBook:
 
     # -- between gateways ------------------------------------------------------------------------
 
-    def tell(self, n: int, second: int) -> KeyUse | None:
-        """What beacon `n` says of this key; None: nothing, it was not used for long."""
-        if second - self.used_second > LISTED_S and not self.running:
+    def tell(self, n: int, second: int, gone: tuple[int, int]) -> KeyUse | None:
+        """What beacon `n` says of this key; `gone` are requests and tokens of gateways that have ended. None: nothing,
+        it was not used for long."""
+        if second - self.used_second > LISTED_S and not self.running and gone == (0, 0):
             return None
         self._move(second)
         told, last = self._told, self._told[-1]
@@ -193,6 +194,8 @@ class KeyBook:
             held=self.held,
             recent_requests=self._own_requests.total,
             recent_tokens=self._own_tokens.total,
+            gone_requests=gone[0],
+            gone_tokens=gone[1],
         )
 
     def heard_by_all(self, n: int) -> bool:

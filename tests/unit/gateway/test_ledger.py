@@ -103,6 +103,26 @@ def test_who_hears_of_a_gateway_for_the_first_time_counts_what_it_used_of_late()
     assert late.read(key, 100.0).requests == 30
 
 
+def test_a_newcomer_hears_what_those_used_who_ended_before_it_came() -> None:
+    key = a_key(rpm=100, tpm=1000)
+    one, other = two()
+    assert admitted(one, key, 30, 100.0, tokens=10) == 30
+    for _ in range(30):
+        one.end(key, 10, 10, 100.0)
+    other.hear(one.tell(100.0, {}, leaving=True), 100.0)
+    late, later = Ledger("g3", "0003"), Ledger("g4", "0004")
+    # The one that stayed used nothing of the key itself.
+    assert late.hear(other.tell(101.0, {}), 101.0)
+    assert late.read(key, 101.0).requests == 30
+    assert late.read(key, 101.0).tokens == 300
+    other.tell(102.0, {}, leaving=True)
+    # It is handed on, and counted once whoever tells it.
+    later.hear(late.tell(103.0, {}), 103.0)
+    later.hear(other.tell(103.0, {}), 103.0)
+    assert later.read(key, 103.0).requests == 30
+    assert later.read(key, 170.0).requests == 0
+
+
 def test_a_newcomer_takes_one_at_a_time_until_the_others_reckon_with_it() -> None:
     key = a_key(rpm=100)
     one, late = Ledger("g1", "0001"), Ledger("g2", "0002")
