@@ -117,7 +117,7 @@ class Admin:
         listed = model_list(
             table,
             gateway.clock.now(),
-            waiting=gateway.room.by_model(None if on is None else scope),
+            waiting=gateway.waiting(None if on is None else scope),
             stale=not gateway.synced,
             ejected=gateway.standing().ejected,
             scope=scope,
@@ -148,7 +148,7 @@ class Admin:
             table.models[model.name],
             gateway.clock.now(),
             asked_as=name,
-            waiting=gateway.room.by_model(None if on is None else scope).get(model.name, 0),
+            waiting=gateway.waiting(None if on is None else scope).get(model.name, 0),
             ejected=gateway.standing().ejected,
             scope=scope,
         )
@@ -181,7 +181,7 @@ class Admin:
             replica = None if table is None else table.replicas.get(replica_id)
             model = replica.model if replica is not None else "(gone)"
             inflight[model] = inflight.get(model, 0) + count
-        waiting = {m: float(n) for m, n in gateway.room.by_model().items()}
+        waiting = {m: float(n) for m, n in gateway.waiting().items()}
         on_cards: dict[str, float] = {}
         for scope, count in gateway.room.by_scope().items():
             if scope != ANY_SCOPE:

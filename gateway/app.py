@@ -97,7 +97,13 @@ async def run_gateway(
     gateway = Gateway(gateway_id, settings, clock)
     metrics = Metrics()
     timelines = Timelines()
-    client = EngineClient(ClientLimits(connect_timeout_s=settings.connect_timeout_s))
+    client = EngineClient(
+        ClientLimits(
+            connect_timeout_s=settings.connect_timeout_s,
+            first_byte_s=settings.first_byte_s,
+            stall_s=settings.stream_stall_s,
+        )
+    )
     # A task of a part that fails for a reason nobody foresaw ends the whole gateway.
     group = asyncio.TaskGroup()
     activator = Activator(gateway, events, metrics, new_command_id=new_id, spawn=group.create_task)
@@ -134,6 +140,8 @@ async def run_gateway(
     limits = Limits(gateway, incarnation)
     limits_beacons = LimitsBeacons(gateway, wire, limits)
     gateway.others_inflight = limits_beacons.others_inflight
+    gateway.has_seat = limits.has_seat
+    gateway.on_seat_free = limits_beacons.seat_free
     accounting = Accounting(gateway_id, incarnation, events, clock, metrics)
     host, _, _ = settings.listen.rpartition(":")
     callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))

@@ -74,7 +74,7 @@ class Beacons:
             # A table from a snapshot knows nothing of events since: it confirms none of them.
             position=gateway.table.position if gateway.table is not None and gateway.synced else 0,
             inflight=dict(gateway.usage.by_replica),
-            waiting=gateway.room.by_model(),
+            waiting=gateway.waiting(),
             last_use_age_s=gateway.usage.last_use_age_s(gateway.clock.now_s()),
             leaving=leaving,
             pins=pins,

@@ -22,6 +22,7 @@ from gateway.domain.reasons import reason_headers
 from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
 from gateway.domain.tokens import Tail, Tokens, read_tokens
+from gateway.domain.turns import Busy
 from gateway.gateway import Asked, Gateway, Run
 from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.client import EngineClient
@@ -55,7 +56,7 @@ class Served:
     `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
     be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
     however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
-    caller's key, `used` the tokens it came to (None: nobody told). `tail` is kept of the answer it got at `path`.
+    caller's key, `stood` whether it waited for a turn, `used` the tokens it came to (None: nobody told). `tail` is kept of the answer it got at `path`.
     """
 
     status: int = 0
@@ -74,6 +75,7 @@ class Served:
     why: str = ""
     caller: Caller = ANYBODY
     grant: Grant | None = None
+    stood: bool = False
     used: Tokens | None = None
     tail: Tail | None = None
     path: str = ""
@@ -264,7 +266,17 @@ class Inference:
                     self._name(timeline, served, model)
                     sending.seek(adapter, timeline, served)
                     exchange = self._exchange(timeline)
-                    begun = gateway.start(decision, exchange.abort, sending.seeking)
+                    begun = gateway.start(
+                        decision, exchange.abort, sending.seeking, needs_seat=not intake.by_id
+                    )
+                    if isinstance(begun, Busy):
+                        if deadline_s is None:
+                            deadline_s = gateway.clock.now_s() + gateway.wait_s
+                        begun = await self._turn(
+                            model, deadline_s, sending, exchange, timeline, served
+                        )
+                    if begun is None:
+                        continue
                     if isinstance(begun, Answer):
                         await reply(respond, begun, served)
                         return
@@ -345,7 +357,8 @@ class Inference:
                 on=sending.on,
                 seeking=sending.seeking,
                 # One that was served here before its replica went is not refused because of that.
-                caller=ANYBODY if served.moves else served.caller,
+                caller=ANYBODY if served.moves or served.stood else served.caller,
+                priority=sending.request.headers.get(b"x-yard-priority"),
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )
@@ -372,6 +385,50 @@ class Inference:
             served.to_count_s = woken_s - joined_s
         else:
             self._waited(served, model.name, woken_s - joined_s)
+        return outcome
+
+    async def _turn(
+        self,
+        model: Model,
+        deadline_s: float,
+        sending: Sending,
+        exchange: Exchange,
+        timeline: Timeline,
+        served: Served,
+    ) -> Run | Answer | None:
+        """Waits in line for a turn at the model; otherwise as `_wait`."""
+        gateway = self._gateway
+        clock = gateway.clock
+        joined_s = clock.now_s()
+        timeline.first("joined", joined_s)
+        place = gateway.line.join(
+            model,
+            Asked(
+                name=sending.name,
+                path=sending.path,
+                abort=exchange.abort,
+                on=sending.on,
+                seeking=sending.seeking,
+                caller=served.caller,
+                priority=sending.request.headers.get(b"x-yard-priority"),
+            ),
+            size_bytes=sending.request.body.size,
+            deadline_s=deadline_s,
+            accepted=served.moves > 0 or served.waited_s > 0,
+        )
+        if isinstance(place, Answer):
+            return place
+        served.stood = True
+        try:
+            outcome = await place.outcome
+        except BaseException:
+            run = gateway.line.leave(place)
+            if run is not None:
+                gateway.finish(run, used=False)
+            raise
+        finally:
+            served.waited_s += clock.now_s() - joined_s
+        timeline.mark("woken", clock.now_s())
         return outcome
 
     def _waited(self, served: Served, model: str, seconds: float) -> None:
@@ -448,6 +505,8 @@ class Inference:
         finally:
             gateway.finish(run, used=used)
             self._count_wait(served, run.model)
+            if exchange.stalled:
+                self._stalled(run)
         served.status = relayed.status
         served.sent_bytes = relayed.sent_bytes
         served.complete = relayed.complete
@@ -555,6 +614,12 @@ class Inference:
             return (_waited(served), *reasons)
         self._metrics.count_adapter(served.model, served.how)
         return (_waited(served), *reasons, _HOW[served.how])
+
+    def _stalled(self, run: Run) -> None:
+        """Its engine was silent for too long: told once for each request that it happened to."""
+        self._metrics.stalled.labels(run.model).inc()
+        log.warning("engine stalled", extra={"replica": run.replica.id, "model": run.model})
+        self._gateway.on_stall(run.replica)
 
     def _lost(self, run: Run, loss: Loss, why: str) -> _Lost:
         """What the log said about the end of the replica wins over what its connection did."""

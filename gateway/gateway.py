@@ -52,9 +52,11 @@ from gateway.domain.table import (
     SlotsChanged,
     Table,
 )
+from gateway.domain.turns import BUSY, Busy
 from gateway.domain.usage import Usage
 from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
 from gateway.inhand import Asked, Run, Ticket
+from gateway.line import Line
 from schemas.model import Model
 from schemas.replica import Replica
 from schemas.settings import GatewaySettings
@@ -74,7 +76,8 @@ DEFAULT_WAIT_S = GatewaySettings().wait_s
 class Gateway:
     """The state of one gateway. Others hand it callbacks: `on_demand(key)` when somebody's wait may need
     a wish to be sent, `on_edge(urgent)` when a beacon is due, `on_suspect(replica)` when a replica must
-    be probed before anything is routed there again, `on_node()` when a node's standing changed,
+    be probed before anything is routed there again, `on_stall(replica)` when it was silent for longer than it
+    may be, `on_node()` when a node's standing changed,
     `on_model_gone(model)` and
     `on_endpoint_gone(endpoint)` when nothing of them need be kept."""
 
@@ -88,10 +91,18 @@ class Gateway:
         self.draining = False
         self.is_connected: Callable[[], bool] = lambda: False
         self.others_inflight: Callable[[], Mapping[str, int]] = lambda: NOBODY_ELSE
+        self.has_seat: Callable[[str, int, int], bool] = lambda _, ours, limit: ours < limit
+        self.on_seat_free: Callable[[], None] = lambda: None
         self.usage = Usage()
         self.desk = AdapterDesk(clock)
         self.room = WaitingRoom(
             max_requests=settings.waiting_requests, max_bytes=settings.waiting_bytes
+        )
+        self.line = Line(
+            clock,
+            self._attempt,
+            max_requests=settings.waiting_requests,
+            max_bytes=settings.waiting_bytes,
         )
         self.ejected: dict[str, Loss | str] = {}
         self._ejected_ids: frozenset[str] = frozenset()
@@ -100,6 +111,7 @@ class Gateway:
         self.on_suspect: Callable[[Replica], None] = lambda replica: None
         self.on_node: Callable[[], None] = lambda: None
         self.on_model_gone: Callable[[str], None] = lambda model: None
+        self.on_stall: Callable[[Replica], None] = lambda replica: None
         self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
         self._tickets: dict[int, Ticket] = {}
         self._some_may_not_start = False
@@ -140,29 +152,47 @@ class Gateway:
         return on.scope
 
     def start(
-        self, route: Route, abort: Callable[[str], None], seeking: Seeking | None = None
-    ) -> Run | Answer:
+        self,
+        route: Route,
+        abort: Callable[[str], None],
+        seeking: Seeking | None = None,
+        *,
+        has_turn: bool = False,
+        needs_seat: bool = True,
+    ) -> Run | Answer | Busy:
         """Chooses a replica of the route and counts the request on it, in one step.
 
         For an adapter it is counted under its pin there too, before anybody is asked: so nothing stops that
-        replica meanwhile. Then there may be none that would take it.
+        replica meanwhile. Then there may be none that would take it. Where the model has a `concurrency` only
+        replicas with a free seat take it, and it is nobody's turn but the line's (`has_turn`) while there is one.
         """
         adapted: Adapted | None = None
+        candidates = route.candidates
+        limit = route.model.concurrency
+        if limit and needs_seat:
+            if not has_turn and self.line.has(route.model.name):
+                return BUSY
+            running = self.usage.by_replica
+            candidates = tuple(
+                [r for r in candidates if self.has_seat(r.id, running.get(r.id, 0), limit)]
+            )
+            if not candidates:
+                return BUSY
         if route.adapter is None:
             replica = choose(
-                route.candidates,
+                candidates,
                 self.usage.by_replica,
                 key=self.id,
                 others=self.others_inflight(),
             )
             assert replica is not None, "a route has candidates"
-            why: Why = "only" if len(route.candidates) == 1 else "least-loaded"
+            why: Why = "only" if len(candidates) == 1 else "least-loaded"
         else:
             assert self.table is not None, "an adapter is found in a table"
             assert seeking is not None, "a request for an adapter says what it has met"
             chosen = self.desk.choose(
                 route.adapter,
-                route.candidates,
+                candidates,
                 seeking,
                 self.table.adapters,
                 self.usage.by_replica,
@@ -172,7 +202,8 @@ class Gateway:
                 return chosen
             replica, adapted = chosen
             why = "adapter"
-        run = Run(route.model.name, replica, abort, adapted=adapted, why=why)
+        name = route.model.name
+        run = Run(name, replica, abort, adapted=adapted, why=why, shares=limit > 0)
         runs = self._runs.get(replica.id)
         if runs is None:
             runs = self._runs[replica.id] = set()
@@ -197,6 +228,28 @@ class Gateway:
             table = self.table
             known = None if table is None else table.replicas.get(run.replica.id)
             self.on_edge(known is None or known.phase == "draining")
+        if self.line:
+            self.line.look(run.model)
+        if run.shares:
+            self.on_seat_free()
+
+    def _attempt(self, asked: Asked) -> Run | Answer | Busy | None:
+        """Begins a run for a request whose turn it is, admitted as if it came now."""
+        decision = self.admit(asked.name, asked.path, accepted=True, on=asked.on)
+        if isinstance(decision, Answer):
+            return decision
+        if isinstance(decision, Wait) or (decision.adapter is not None and asked.seeking is None):
+            # No replica serves it now, or its name has become an adapter's.
+            return None
+        return self.start(decision, asked.abort, asked.seeking, has_turn=True)
+
+    def waiting(self, scope: str | None = None) -> dict[str, int]:
+        """How many requests wait for each model, or for a turn at it; in one scope only the former."""
+        counts = self.room.by_model(scope)
+        if scope is None and self.line:
+            for model, count in self.line.by_model().items():
+                counts[model] = counts.get(model, 0) + count
+        return counts
 
     def join(
         self,
@@ -274,6 +327,7 @@ class Gateway:
                 extra={"replica": replica.id, "model": replica.model, "loss": loss},
             )
         self.on_suspect(replica)
+        self.line.look(replica.model)
 
     def why_broke(self, replica_id: str) -> str | None:
         """Why an answer of this replica broke off, when it was asked to leave; None: nobody asked it."""
@@ -288,6 +342,7 @@ class Gateway:
         replica = None if self.table is None else self.table.replicas.get(replica_id)
         if replica is not None:
             self.settle_model(replica.model)
+            self.line.look(replica.model)
 
     # -- changes of the table --------------------------------------------------------------------
 
@@ -316,6 +371,7 @@ class Gateway:
             self._settle(key)
         # What became of adapters meanwhile is in the table and in no event.
         self._refuse_adapters({model for model, _ in keys})
+        self.line.look_all()
         for model in () if before is None else before.models.keys() - table.models.keys():
             self.on_model_gone(model)
         self.on_edge(True)
@@ -373,6 +429,10 @@ class Gateway:
                 self._settle(key)  # 2
         if bases:
             self._refuse_adapters(bases)  # 5
+        if self.line:
+            for model in self.line.by_model():
+                if everybody or model in touched or model in bases:
+                    self.line.look(model)  # 2
         if draining:
             self.on_edge(True)  # 3
 
@@ -457,7 +517,9 @@ class Gateway:
                     # One whose name has become an adapter's meanwhile looks again, as for that.
                     decision.adapter is None or asked.seeking is not None
                 ):
-                    outcome = self.start(decision, asked.abort, asked.seeking)
+                    begun = self.start(decision, asked.abort, asked.seeking)
+                    # Who finds no seat comes back in the order of arrival, and gets in line.
+                    outcome = None if isinstance(begun, Busy) else begun
             ticket.outcome.set_result(outcome)
         self._after_resolving(key, waiters)
 
@@ -534,6 +596,7 @@ class Gateway:
         """This gateway ends: whoever still waits is told to come back."""
         for key in self.room.waited_for():
             self._resolve(key, self.room.release(key), leaving())
+        self.line.dismiss_all(leaving())
 
     def close(self) -> None:
         """Releases every timer."""

@@ -21,7 +21,8 @@ class Run:
     """One request at one replica, counted as in use until `Gateway.finish`.
 
     `abort` closes the engine's connection; `lost` says how the log ended it, when it did. `model` is the
-    catalog's; `adapted` is what a request for an adapter of it has there; `why` it was this replica.
+    catalog's; `adapted` is what a request for an adapter of it has there; `why` it was this replica. `shares`: the
+    replica runs only so many at once.
     """
 
     model: str
@@ -31,13 +32,15 @@ class Run:
     lost: Loss | None = None
     adapted: Adapted | None = None
     why: Why = "only"
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a waiting request will ask of an engine; `abort` as in Run.
 
-    `seeking` is what one for an adapter has met so far; `caller` whose rights it has.
+    `seeking` is what one for an adapter has met so far; `caller` whose rights it has; `priority` is the header by
+    which it lowers its own.
     """
 
     name: str
@@ -46,6 +49,12 @@ class Asked:
     on: CardRef | None = None
     seeking: Seeking | None = None
     caller: Caller = ANYBODY
+    priority: bytes | None = None
+
+    @property
+    def want(self) -> tuple[str, str, CardRef | None]:
+        """What decides which replicas can serve it."""
+        return (self.name, self.path, self.on)
 
 
 @dataclass(slots=True)

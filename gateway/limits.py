@@ -77,6 +77,13 @@ class Limits:
         """A request that held so many tokens used so many."""
         self.ledger.end(key, held, used, self._gateway.clock.now_s())
 
+    def has_seat(self, replica: str, ours: int, limit: int) -> bool:
+        """Whether one more of ours may run at this replica, which runs at most `limit` at once."""
+        free = self.ledger.has_seat(replica, ours, limit)
+        if self.ledger.pressed:
+            self.on_pressed()
+        return free
+
     def headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
         """What an answer tells of its caller's limits; nothing where there are none."""
         key = caller.key

@@ -40,10 +40,12 @@ class LimitsBeacons:
 
     async def introduce(self) -> None:
         """Listens, and makes itself known: before the first request it has heard what others used, and they reckon
-        with it. Who is not connected, or in a yard without keys, has nobody to wait for."""
+        with it. Who is not connected, or in a yard without keys and seats to share, has nobody to wait for."""
         self._subscription = await self._wire.on_beacon(KIND, LimitsBeacon, self._heard)
         table = self._gateway.table
-        if table is None or not table.keys.any or not self._gateway.is_connected():
+        if table is None or not self._gateway.is_connected():
+            return
+        if not table.keys.any and not any(e.model.concurrency for e in table.models.values()):
             return
         await self._tell()
         await asyncio.sleep(INTRODUCTION_S)
@@ -55,6 +57,7 @@ class LimitsBeacons:
         while True:
             now_s = clock.now_s()
             self._ledger.look(now_s, connected=self._gateway.is_connected())
+            self._gateway.line.look_all()
             table = self._gateway.table
             if table is not None:
                 self._ledger.forget(table.keys.keys, now_s)
@@ -83,4 +86,12 @@ class LimitsBeacons:
 
     def _heard(self, _: str, beacon: LimitsBeacon) -> None:
         if self._ledger.hear(beacon, self._gateway.clock.now_s()):
+            self._pressed.set()
+        if self._gateway.line:
+            # A seat may have become free elsewhere, or a part of one may be used now.
+            self._gateway.line.look_all()
+
+    def seat_free(self) -> None:
+        """A request has ended at a replica with few seats: another gateway's may wait for it."""
+        if self._ledger.gateways > 1:
             self._pressed.set()

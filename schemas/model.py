@@ -87,6 +87,8 @@ class Model(Struct, frozen=True, kw_only=True):
     lora_rank: int = 0
     """The rank its engines are started for where a profile leaves that open; it grows with its adapters, in
     steps the engine knows, and never shrinks. 0: no adapter asked for one yet."""
+    concurrency: int = 0
+    """How many requests gateways let one replica run at once; more wait for their turn. 0: any number."""
 
 
 class ModelAdded(Struct, frozen=True, kw_only=True, tag_field="type", tag="model.added"):

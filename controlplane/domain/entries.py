@@ -49,6 +49,7 @@ class ParsedEntry(Struct, frozen=True, kw_only=True):
     scaling: Scaling = Scaling()
     profiles: tuple[Profile, ...] = ()
     max_loaded_adapters: int = 0
+    concurrency: int = 0
 
     def as_model(self, *, incarnation: str, order: int) -> Model:
         return Model(
@@ -62,6 +63,7 @@ class ParsedEntry(Struct, frozen=True, kw_only=True):
             scaling=self.scaling,
             profiles=self.profiles,
             max_loaded_adapters=self.max_loaded_adapters,
+            concurrency=self.concurrency,
             order=order,
         )
 
@@ -96,6 +98,7 @@ def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
     scaling = _scaling(fields, problems)
     profiles = _profiles(fields, source, problems)
     max_loaded_adapters = _adapters(fields, profiles, problems)
+    concurrency = fields.take_int("concurrency", default=0, low=1)
     fields.close()
     if problems:
         return tuple(problems)
@@ -109,6 +112,7 @@ def parse(raw: object, path: str) -> ParsedEntry | tuple[Problem, ...]:
         scaling=scaling,
         profiles=profiles,
         max_loaded_adapters=max_loaded_adapters,
+        concurrency=concurrency,
     )
     size = len(msgspec.json.encode(entry))
     if size > ENTRY_BYTES:

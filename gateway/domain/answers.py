@@ -23,6 +23,7 @@ Code = Literal[
     "start_failed",
     "model_quarantined",
     "queue_full",
+    "model_busy",
     "card_kept",
     "draining",
     "yard_unavailable",
@@ -42,9 +43,10 @@ Code = Literal[
     "internal_error",
 ]
 
-RetryRule = Literal["none", "fixed", "load", "backoff", "holders", "limit"]
+RetryRule = Literal["none", "fixed", "load", "backoff", "holders", "limit", "line"]
 """Where Retry-After comes from: nowhere, the table, the time left of this load, the next allowed start,
-the measured loads of the replicas whose room is waited for, or when the key's limit has room again."""
+the measured loads of the replicas whose room is waited for, when the key's limit has room again, or how long
+the last one stood in line."""
 
 RETRY_MIN_S: Final = 1
 RETRY_MAX_S: Final = 60
@@ -75,6 +77,7 @@ CODES: Final[dict[Code, Row]] = {
         status=503, type=_UNAVAILABLE, retry="fixed", retry_s=60, should_retry=False
     ),
     "queue_full": Row(status=503, type=_UNAVAILABLE, retry="load", should_retry=True),
+    "model_busy": Row(status=503, type=_UNAVAILABLE, retry="line", should_retry=True),
     "card_kept": Row(status=503, type=_UNAVAILABLE, retry="fixed", retry_s=60, should_retry=True),
     "draining": Row(status=503, type=_UNAVAILABLE, retry="fixed", retry_s=1, should_retry=True),
     "yard_unavailable": Row(

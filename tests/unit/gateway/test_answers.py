@@ -30,6 +30,7 @@ from tests.support.gateway_world import NOW, an_activation
         ("start_failed", 503, "7", "true"),
         ("model_quarantined", 503, "60", "false"),
         ("queue_full", 503, "7", "true"),
+        ("model_busy", 503, "7", "true"),
         ("card_kept", 503, "60", "true"),
         ("draining", 503, "1", "true"),
         ("yard_unavailable", 503, "5", "true"),
