@@ -307,7 +307,9 @@ def test_scn_b8_a_client_that_leaves_while_its_large_body_is_read_again_counts_n
             await yard.replica(await yard.engine())
             gateway = await yard.gateway()
             async with yard.client(gateway) as client:
-                asked = asyncio.create_task(client.post(PATH, json=chat("tiny")))
+                asked = asyncio.create_task(
+                    client.post(PATH, json=chat("tiny", user="u" * 400_000))
+                )
                 await reading.wait()
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
