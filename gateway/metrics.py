@@ -108,6 +108,12 @@ class Metrics:
             "Requests whose engine did not know an adapter it was said to have.",
             registry=self.registry,
         )
+        self.stalled = Counter(
+            "yard_gateway_stalled",
+            "Requests whose engine was silent for longer than first_byte_s or stream_stall_s.",
+            ["model"],
+            registry=self.registry,
+        )
         self.activates = Counter(
             "yard_gateway_activates",
             "Wishes sent to the log, repeats included.",

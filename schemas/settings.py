@@ -140,6 +140,18 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     connect_timeout_s: Annotated[
         float, Meta(description="Bound of a connection attempt to an engine.")
     ] = 5.0
+    first_byte_s: Annotated[
+        float,
+        Meta(
+            description="Longest silence of an engine before the first byte of its answer; 0 = no bound: a long prefill is no fault."
+        ),
+    ] = 0.0
+    stream_stall_s: Annotated[
+        float,
+        Meta(
+            description="Longest silence of an engine in an answer that has begun; then the client is told and the stream ends. 0 = no bound."
+        ),
+    ] = 300.0
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins a browser may call from; `*` = any.")
     ] = ("*",)

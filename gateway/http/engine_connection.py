@@ -72,6 +72,8 @@ class EngineConnection(asyncio.Protocol):
         self._write_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._last_data_at = 0.0
+        self._began = False  # a byte of the body is here
+        self._timed = limits.first_byte_s > 0 or limits.stall_s > 0
         self._failure: EngineError | None = None
         self.closed = False
         self.served = 0
@@ -97,8 +99,9 @@ class EngineConnection(asyncio.Protocol):
         exchange.bind(self._abort)
         self._transport.write(block)
         exchange.wrote(self.loop.time())
-        if self._limits.read_timeout_s is not None:
-            self._arm()
+        self._began = False
+        if self._limits.first_byte_s > 0:
+            self._arm(self._limits.first_byte_s)
         return waiter
 
     async def send(self, block: bytes) -> bool:
@@ -163,6 +166,8 @@ class EngineConnection(asyncio.Protocol):
         """Reads again."""
         if self._paused_reading and not self.closed and self._transport is not None:
             self._paused_reading = False
+            # What came while nobody read counts from now.
+            self._last_data_at = self.loop.time()
             self._transport.resume_reading()
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
@@ -176,9 +181,9 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self._response
-        if self._timer is not None:
-            self._last_data_at = self.loop.time()
         if response is not None:
+            if self._timed:
+                self._heard()
             response.feed(data)
         elif self._head_waiter is not None:
             self._read_head(data)
@@ -283,6 +288,8 @@ class EngineConnection(asyncio.Protocol):
         if facts.framing == NO_BODY:
             response.end_at_head(surplus=bool(rest))
         elif rest:
+            if self._timed and not 0 < facts.framing <= len(rest):
+                self._heard()
             response.feed(rest)
         waiter.set_result(response)
 
@@ -302,28 +309,37 @@ class EngineConnection(asyncio.Protocol):
             self._head_waiter.exception()
         self.close()
 
-    def _arm(self) -> None:
-        assert self._limits.read_timeout_s is not None
+    def _heard(self) -> None:
+        """A piece of the body came: from the first one on only the silence between two is measured."""
         self._last_data_at = self.loop.time()
-        self._timer = self.loop.call_later(self._limits.read_timeout_s, self._silent)
+        if not self._began:
+            self._began = True
+            self._disarm()
+            if self._limits.stall_s > 0:
+                self._arm(self._limits.stall_s)
+
+    def _arm(self, bound_s: float) -> None:
+        self._last_data_at = self.loop.time()
+        self._timer = self.loop.call_later(bound_s, self._silent, bound_s)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _silent(self) -> None:
-        timeout = self._limits.read_timeout_s
-        assert timeout is not None
-        rest = self._last_data_at + timeout - self.loop.time()
+    def _silent(self, bound_s: float) -> None:
+        """One timer for an exchange: when it fires early, it is set again for what is left."""
+        rest = self._last_data_at + bound_s - self.loop.time()
         if rest > 0.001 or self._paused_reading:
             # Silence that we asked for ourselves is no fault of the engine.
-            self._timer = self.loop.call_later(max(rest, timeout / 4), self._silent)
+            again_s = max(rest, bound_s / 4)
+            self._timer = self.loop.call_later(again_s, self._silent, bound_s)
             return
         self._timer = None
-        self._fail(
-            ReadTimeout(f"the engine sent nothing for {timeout:g} s", before_first_byte=True)
-        )
+        if self._exchange is not None:
+            self._exchange.stalled = True
+        what = "nothing more" if self._began else "no answer"
+        self._fail(ReadTimeout(f"the engine sent {what} for {bound_s:g} s", before_first_byte=True))
 
 
 def _lost(exc: Exception | None) -> EngineGone:

@@ -45,7 +45,7 @@ class BadEngineAnswer(EngineError):
 
 
 class ReadTimeout(EngineGone):
-    """The engine sent nothing for the configured read timeout (there is none by default)."""
+    """The engine was silent for longer than ClientLimits allows: before its first byte, or between two."""
 
 
 class RequestError(Exception):

@@ -12,7 +12,16 @@ from gateway.http.errors import EngineGone
 class Exchange:
     """Times are `loop.time()`; None until they happened. `sent_bytes` counts the request's body."""
 
-    __slots__ = ("_abort", "aborted", "explain", "head_at", "on_written", "reused", "written_at")
+    __slots__ = (
+        "_abort",
+        "aborted",
+        "explain",
+        "head_at",
+        "on_written",
+        "reused",
+        "stalled",
+        "written_at",
+    )
 
     def __init__(self, on_written: Callable[[], None] | None = None) -> None:
         self.on_written = on_written
@@ -20,6 +29,8 @@ class Exchange:
         self.head_at: float | None = None
         self.reused = False
         """Whether it went over a connection that had served before."""
+        self.stalled = False
+        """The engine was silent for longer than it may be."""
         self.aborted: str | None = None
         """The reason given to abort()."""
         self.explain: Callable[[], str | None] | None = None

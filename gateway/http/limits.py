@@ -35,13 +35,15 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
 class ClientLimits(Struct, frozen=True, kw_only=True):
     """What one engine may cost. Times in seconds, sizes in bytes.
 
-    `read_timeout_s`: silence of an engine in the middle of an exchange; None = none, because a
-    prefill may take ten minutes. `idle_s`: how long an unused connection is kept. `stale_s`: a
-    reused connection that closes within this of our writing was closed before it saw the request.
+    `first_byte_s`: from the request being written to the first byte of the answer's body; 0 = no bound, because a
+    prefill may take ten minutes, and a head may be sent before it. `stall_s`: silence in an answer whose body
+    has begun; 0 = no bound. `idle_s`: how long an unused connection is kept. `stale_s`: a reused connection
+    that closes within this of our writing was closed before it saw the request. `connect_timeout_s` 0: the system's.
     """
 
     connect_timeout_s: float = 5.0
-    read_timeout_s: float | None = None
+    first_byte_s: float = 0.0
+    stall_s: float = 0.0
     head_bytes: int = 64 * KIB
     head_count: int = 200
     idle_s: float = 30.0

@@ -310,7 +310,7 @@ def test_scn_b12_a_silent_engine_is_waited_for_unless_a_timeout_is_set(loop: str
                 async with connected(yard.server.port) as client:
                     await client.send(ASK)
                     assert (await client.message())[1] == b"late"
-            limits = ClientLimits(read_timeout_s=0.1)
+            limits = ClientLimits(first_byte_s=0.1)
             async with gateway(Yard(raw.url), client_limits=limits) as yard:
                 assert yard.server is not None
                 async with connected(yard.server.port) as client:
