@@ -38,7 +38,7 @@ async def show_usage(
 ) -> None:
     """The last `days` days, this one among them. Raises CtlError when the API refuses."""
     since = (now.astimezone(UTC) - timedelta(days=days - 1)).date().isoformat()
-    query = {"since": since, "by": ",".join(by)}
+    query: dict[str, Any] = {"since": since, "by": ",".join(by)}
     if key is not None:
         query["key"] = key
     if model is not None:
