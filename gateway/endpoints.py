@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from gateway.adapterdesk import Seeking
 from gateway.adapters import Adapters, Elsewhere, Refused
 from gateway.domain.adaptertable import AdapterEntry
@@ -17,7 +19,7 @@ from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.model_rewrite import Span, patch, replace_named_model
 from gateway.domain.names import Place
-from gateway.domain.places import RESPONSE, RESPONSES
+from gateway.domain.places import BY_ID, RESPONSE, RESPONSES
 from gateway.domain.reasons import reason_headers
 from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
@@ -85,7 +87,10 @@ class Served:
     def end(self) -> None:
         """The request is over: what it held of its key's limits is given back, what it used is charged. Where
         nobody told its tokens, an answer counts for what was reserved for it."""
-        if self.tail is not None and self.tail.last:
+        if self.path in BY_ID:
+            # What it repeats was used, and counted, when it was made.
+            self.used = Tokens()
+        elif self.tail is not None and self.tail.last:
             self.used = read_tokens(self.tail, path=self.path, sse=self.sse)
         if self.grant is not None:
             used = self.used
@@ -655,7 +660,7 @@ def where_response_is(decision: Route | Wait, intake: Intake) -> Route | Answer:
     found = tuple(r for r in decision.candidates if intake.replica in (None, r.id))
     if not found:
         return response_unknown("the replica that gave it is gone.")
-    return Route(model=decision.model, candidates=found)
+    return structs.replace(decision, candidates=found, adapter=None)
 
 
 def is_text(response: EngineResponse) -> bool:

@@ -59,7 +59,8 @@ class Intake(Struct, frozen=True, kw_only=True):
         """Those that go on to the engine. A body that is no form is JSON, whatever its label said."""
         dropped = _BODY_HEADERS if not self.form else _PACKING
         kept = [h for h in request.headers.items if h[0] not in dropped]
-        extra: HeaderList = () if self.form or self.by_id else (JSON_TYPE,)
+        bare = self.form or (self.by_id and not request.body.size)
+        extra: HeaderList = () if bare else (JSON_TYPE,)
         return engine_request_headers(kept, extra=extra)
 
     def target(self, path: str, request: Request, model: str) -> str:
@@ -89,6 +90,10 @@ async def read_intake(
     5. JSON, of which only the fields needed are decoded
     """
     if place.response:  # 1
+        if request.body.declared != 0:
+            refused = await _unpack(request, respond)
+            if refused is not None:
+                return refused
         return _of_response(request, kept)
     kind = (request.headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
     form = place.form and kind.startswith(b"multipart/")
@@ -99,11 +104,9 @@ async def read_intake(
             f"Content-Type {kind.decode('latin-1')!r} is not served here; "
             f"send application/json{other}.",
         )
-    encoding = request.headers.get(b"content-encoding")
-    if encoding is not None:
-        refused = await _unpack(request, respond, encoding.strip().lower())
-        if refused is not None:
-            return refused
+    refused = await _unpack(request, respond)
+    if refused is not None:
+        return refused
     named = place.model or None
     if form:  # 3
         return await _of_form(request, named)
@@ -175,8 +178,9 @@ def response_unknown(why: str) -> Answer:
     return answer("response_not_found", f"No engine is known to hold that response: {why}")
 
 
-async def _unpack(request: Request, respond: Responder, encoding: bytes) -> Answer | None:
-    """Puts the unpacked body in the packed one's place; or says why not."""
+async def _unpack(request: Request, respond: Responder) -> Answer | None:
+    """Puts the unpacked body in the packed one's place, if it is packed; or says why not."""
+    encoding = (request.headers.get(b"content-encoding") or b"").strip().lower()
     if encoding in (b"", b"identity"):
         return None
     if encoding not in UNDERSTOOD:

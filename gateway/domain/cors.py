@@ -54,7 +54,7 @@ def preflight_headers(requested: bytes | None) -> HeaderPairs:
     names = [n.strip().lower() for n in (requested or b"").split(b",")]
     valid = [n for n in names if n and _TOKEN.issuperset(n)][:_MAX_NAMES]
     headers: HeaderPairs = (
-        (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
         (b"access-control-max-age", _MAX_AGE_S),
         (b"vary", b"origin, access-control-request-headers"),
     )

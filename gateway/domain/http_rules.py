@@ -51,6 +51,7 @@ _NOT_TO_CLIENT: Final = HOP_BY_HOP | {
     b"content-length",
     b"date",  # the gateway says its own
     b"x-request-id",
+    b"request-id",  # Anthropic's name for the same
     b"set-cookie",  # engines share one origin at the gateway
     b"alt-svc",
 }
