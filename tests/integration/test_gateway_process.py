@@ -51,8 +51,12 @@ async def as_user(nats: NatsServer, data: Path, user: str) -> Connection:
 class GatewayProcess:
     """The service as `yardctl up` starts it."""
 
-    def __init__(self, nats: NatsServer, data: Path) -> None:
+    def __init__(
+        self, nats: NatsServer, data: Path, id: str = "gw-1", host: str = "127.0.0.1"
+    ) -> None:
         self.port = free_port()
+        self._id = id
+        self._host = host
         self._nats = nats
         self._data = data
         self._process: asyncio.subprocess.Process | None = None
@@ -69,10 +73,16 @@ class GatewayProcess:
                 "-m",
                 "gateway",
                 *("--data", str(self._data), "--nats", self._nats.url),
-                *("--listen", f"127.0.0.1:{self.port}", "--id", "gw-1"),
+                *("--listen", f"{self._host}:{self.port}", "--id", self._id),
                 env=os.environ | {"YARD_GATEWAY_DRAIN_S": "5"},
                 stderr=log,
             )
+
+    async def ended(self) -> int:
+        """Waits until it ends by itself."""
+        assert self._process is not None
+        async with asyncio.timeout(20.0):
+            return await self._process.wait()
 
     async def end(self, number: int) -> int:
         process = self._process
