@@ -320,3 +320,34 @@ def test_the_access_log_says_whose_key_it_was(tmp_path: Path) -> None:
         ]
 
     run(story())
+
+
+def test_below_messages_refusals_have_anthropic_s_form(tmp_path: Path) -> None:
+    async def story() -> None:
+        key = a_key(models=("m",), rpm=1)
+        async with a_yard(tmp_path, key) as (_, _gateway, client):
+            body = {
+                "model": "m",
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "hello"}],
+            }
+            mine = {"x-api-key": text_of()}
+            found: list[tuple[int, str]] = []
+            for headers, model in (({}, "m"), (mine, "cold"), (mine, "m"), (mine, "m")):
+                answer = await client.post(
+                    "/v1/messages", json={**body, "model": model}, headers=headers
+                )
+                refused = answer.json()
+                assert refused["type"] == "error"
+                assert refused["error"]["message"]
+                found.append((answer.status_code, refused["error"]["type"]))
+            # This engine has no such endpoint: who was let in hears that.
+            assert found == [
+                (401, "authentication_error"),
+                (403, "permission_error"),
+                found[2],
+                (429, "rate_limit_error"),
+            ]
+            assert found[2][0] == 501
+
+    run(story())
