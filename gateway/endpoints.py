@@ -6,36 +6,31 @@ client's own credentials to an engine.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from msgspec import structs
-
-from gateway.adapterdesk import Seeking
 from gateway.adapters import Adapters, Elsewhere, Refused
-from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
-from gateway.domain.keytable import ANYBODY, Caller
-from gateway.domain.model_rewrite import Span, patch, replace_named_model
+from gateway.domain.keytable import ANYBODY
 from gateway.domain.names import Place
-from gateway.domain.places import BY_ID, RESPONSE, RESPONSES
+from gateway.domain.places import RESPONSE, RESPONSES
 from gateway.domain.reasons import reason_headers
 from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
-from gateway.domain.tokens import Tail, Tokens, read_tokens
+from gateway.domain.tokens import Tail
 from gateway.domain.turns import Busy
 from gateway.gateway import Asked, Gateway, Run
-from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.client import EngineClient
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
 from gateway.http.messages import Request, Responder
-from gateway.http.outgoing import INLINE_BODY, Outgoing
-from gateway.intake import Intake, read_intake, response_unknown
-from gateway.limits import BYTES_PER_TOKEN, Grant, Limits
+from gateway.intake import Intake, read_intake, where_response_is
+from gateway.limits import Limits
+from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
+from gateway.sending import Sending
+from gateway.served import Served
 from gateway.timeline import Timeline, Timelines
 from schemas.model import Model
 from schemas.replica import Replica
@@ -49,137 +44,6 @@ MOST_PEEKED = 64 * 1024
 
 EngineKey = Callable[[Replica], str | None]
 """The key an engine of this launch asks for; None: it has none."""
-
-
-@dataclass(slots=True)
-class Served:
-    """How a request ended, for the access log and the counters. `scope` is that of a known card.
-
-    `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
-    be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
-    however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
-    caller's key, `stood` whether it waited for a turn, `used` the tokens it came to (None: nobody told). `tail` is kept of the answer it got at `path`.
-    """
-
-    status: int = 0
-    code: str = "ok"
-    model: str = ""
-    adapter: str = ""
-    how: str = ""
-    replica: str = ""
-    scope: str = ""
-    waited_s: float = 0.0
-    to_count_s: float | None = None
-    adapter_waited_s: float | None = None
-    moves: int = 0
-    sent_bytes: int = 0
-    complete: bool = True
-    why: str = ""
-    caller: Caller = ANYBODY
-    grant: Grant | None = None
-    stood: bool = False
-    used: Tokens | None = None
-    tail: Tail | None = None
-    path: str = ""
-    sse: bool = False
-    asked_bytes: int = 0
-
-    def end(self) -> None:
-        """The request is over: what it held of its key's limits is given back, what it used is charged. Where
-        nobody told its tokens, an answer counts for what was reserved for it."""
-        if self.path in BY_ID:
-            # What it repeats was used, and counted, when it was made.
-            self.used = Tokens()
-        elif self.tail is not None and self.tail.last:
-            self.used = read_tokens(self.tail, path=self.path, sse=self.sse)
-        if self.grant is not None:
-            used = self.used
-            if used is None:
-                self.grant.end(self.grant.estimate if self.sent_bytes and self.status < 400 else 0)
-            elif used.estimated and not used.prompt:
-                self.grant.end(self.asked_bytes // BYTES_PER_TOKEN + used.completion)
-            else:
-                self.grant.end(used.total)
-
-
-class Sending:
-    """A request on its way to engines: what goes out is made once, however often it is sent.
-
-    `name` is the model's or adapter's name or alias as the client gave it, `path` the engine's as replicas publish
-    it, `on` the card that was asked, `seeking` what a request for an adapter has met so far.
-    """
-
-    __slots__ = (
-        "_made",
-        "_made_for",
-        "_spans",
-        "_target",
-        "intake",
-        "name",
-        "on",
-        "path",
-        "request",
-        "seeking",
-    )
-
-    def __init__(self, request: Request, place: Place, intake: Intake) -> None:
-        self.request = request
-        self.intake = intake
-        self.on = place.on
-        self.path = place.path
-        self.name = intake.fields.model
-        self._target = place.target or place.path
-        self.seeking: Seeking | None = None
-        self._made: Outgoing | None = None
-        self._made_for = ""
-        self._spans: list[Span] | None = None
-
-    def seek(self, adapter: AdapterEntry | None, timeline: Timeline, served: Served) -> None:
-        """It turned out to be for this adapter, if any; what it has met so far stays."""
-        if adapter is None:
-            return
-        served.adapter = adapter.adapter.name
-        if self.seeking is None:
-            self.seeking = Seeking(self.name, timeline.request_id)
-
-    def made(self, model: str) -> Outgoing | None:
-        """What `make` made for this model, if it did."""
-        return self._made if self._made_for == model else None
-
-    async def spans(self) -> list[Span]:
-        """Where the body names its model."""
-        if self._spans is None:
-            known = self.intake.spans
-            body = await self.request.body.read_all() if known is None else b""
-            self._spans = self.intake.find_spans(body)
-        return self._spans
-
-    async def make(self, model: str, *, waits: bool = False) -> Outgoing:
-        """What an engine that serves `model` under that name is sent, but for its key; an alias becomes the
-        catalog's name, an adapter's the engine-side one. `waits`: it does not go out at once."""
-        request = self.request
-        body: bytes | BodySource = request.body
-        if self.name != model:
-            value = self.intake.value(model)
-            whole = request.body.in_memory()
-            if waits or whole is None or len(whole) > INLINE_BODY:
-                # What waits keeps no second copy of its body.
-                body = PatchedBody(request.body, await self.spans(), value)
-            elif self._spans is None and self.intake.spans is None:
-                body = replace_named_model(whole, value)
-            else:
-                body = patch(whole, await self.spans(), value)
-        target = self.intake.target(self._target, request, model)
-        headers = self.intake.headers(request)
-        self._made = made = Outgoing(request.method, target, headers, body)
-        self._made_for = model
-        return made
-
-    def release(self) -> None:
-        """It is sent to nobody any more: gives back what it keeps of the request's body."""
-        self._made = None
-        self._made_for = ""
-        self.request.body.release()
 
 
 class _Lost(Exception):
@@ -201,6 +65,7 @@ class Inference:
         timelines: Timelines,
         adapters: Adapters,
         limits: Limits,
+        loading: LoadingStreams,
         *,
         engine_key: EngineKey,
         new_exchange: Callable[[Callable[[], None]], Exchange],
@@ -211,6 +76,7 @@ class Inference:
         self._timelines = timelines
         self._adapters = adapters
         self._limits = limits
+        self._loading = loading
         self._engine_key = engine_key
         self._new_exchange = new_exchange
         self._responses = ResponseIds()
@@ -242,6 +108,7 @@ class Inference:
         deadline_s: float | None = None
         unplanned = planned = 0
         accepted = False
+        loading = respond if self._loading.wanted(request, fields) else None
         sending = Sending(request, place, intake)
         while True:  # 2
             decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
@@ -259,7 +126,7 @@ class Inference:
                         deadline_s = gateway.clock.now_s() + gateway.wait_s
                     exchange = self._exchange(timeline)
                     outcome = await self._wait(
-                        model, scope, deadline_s, sending, exchange, timeline, served
+                        model, scope, deadline_s, sending, exchange, timeline, served, loading
                     )
                     if outcome is None:
                         continue
@@ -341,8 +208,10 @@ class Inference:
         exchange: Exchange,
         timeline: Timeline,
         served: Served,
+        loading: Responder | None,
     ) -> Run | Answer | None:
-        """Waits in the room; None: look again. Whatever ends the wait, the place is given back.
+        """Waits in the room; None: look again. Whatever ends the wait, the place is given back. `loading` is told
+        of it meanwhile.
 
         All that a request needs before it goes out is done here, while there is time.
         """
@@ -375,7 +244,10 @@ class Inference:
                 await sending.spans()
             elif sending.made(model.name) is None:
                 await sending.make(model.name, waits=True)
-            outcome = await ticket.outcome
+            if loading is None:
+                outcome = await ticket.outcome
+            else:
+                outcome = await self._loading.until(ticket.outcome, loading, model.name, scope)
         except BaseException:
             gateway.leave(ticket)
             self._waited(served, model.name, clock.now_s() - joined_s)
@@ -497,7 +369,7 @@ class Inference:
             relayed = await respond.relay(
                 response,
                 headers=self._headers(run, served),
-                model=sending.name if sending.name != run.model and is_text(response) else None,
+                model=sending.name if sending.name != run.model and _is_text(response) else None,
                 before_first_byte=first_byte,
                 tail=served.tail,
             )
@@ -640,7 +512,7 @@ class Inference:
 
 async def reply(respond: Responder, refused: Answer, served: Served) -> None:
     """Writes an answer of the code table."""
-    served.status = refused.status
+    served.status = 200 if respond.opened else refused.status
     served.code = refused.code
     await respond.send_error(
         refused.status,
@@ -652,18 +524,7 @@ async def reply(respond: Responder, refused: Answer, served: Served) -> None:
     )
 
 
-def where_response_is(decision: Route | Wait, intake: Intake) -> Route | Answer:
-    """Where a request for a response goes: to the replica that gave it, or, where only the model is known, to one of
-    its replicas. It never starts any: a new engine holds nothing."""
-    if isinstance(decision, Wait):
-        return response_unknown(f"no engine of the model {intake.fields.model!r} runs.")
-    found = tuple(r for r in decision.candidates if intake.replica in (None, r.id))
-    if not found:
-        return response_unknown("the replica that gave it is gone.")
-    return structs.replace(decision, candidates=found, adapter=None)
-
-
-def is_text(response: EngineResponse) -> bool:
+def _is_text(response: EngineResponse) -> bool:
     """Whether an answer may name its model: speech and pictures are passed on untouched."""
     kind = response.headers.get(b"content-type")
     return kind is None or b"json" in kind.lower() or response.sse

@@ -16,11 +16,12 @@ from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
 from gateway.domain.envelopes import envelope
 from gateway.domain.names import place_of
-from gateway.endpoints import Inference, Served, reply
+from gateway.endpoints import Inference, reply
 from gateway.gateway import Gateway
 from gateway.http.errors import ClientGone, RequestError
 from gateway.http.messages import Request, Responder
 from gateway.metrics import Metrics
+from gateway.served import Served
 from gateway.timeline import Timeline
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -105,11 +106,21 @@ class RequestHandler:
             first_s = timeline.marks.get("first_byte") if tail is not None and tail.last else None
             if first_s is not None:
                 first_s -= request.received_at
+            duration_s = self._gateway.clock.now_s() - request.received_at
+            if place.kind == "inference":
+                self._metrics.ended.ended(
+                    served.model,
+                    served.code,
+                    served.caller.id,
+                    duration_s=duration_s,
+                    first_s=first_s,
+                    tokens=served.used,
+                )
             if served.model:
-                self._account(request, served, first_s)
-            self._line(request, request_id, served, first_s)
+                self._account(served, duration_s, first_s)
+            self._line(request, request_id, served, duration_s, first_s)
 
-    def _account(self, request: Request, served: Served, first_s: float | None) -> None:
+    def _account(self, served: Served, duration_s: float, first_s: float | None) -> None:
         """What it used, of a request for a model of the catalog; `first_s` when its answer began."""
         self._accounting.add(
             model=served.model,
@@ -118,7 +129,7 @@ class RequestHandler:
             failed=first_s is None,
             tokens=served.used,
             first_s=first_s,
-            duration_s=self._gateway.clock.now_s() - request.received_at,
+            duration_s=duration_s,
             waited_s=served.waited_s,
         )
 
@@ -130,13 +141,17 @@ class RequestHandler:
         return self._new_request_id()
 
     def _line(
-        self, request: Request, request_id: str, served: Served, first_s: float | None
+        self,
+        request: Request,
+        request_id: str,
+        served: Served,
+        duration_s: float,
+        first_s: float | None,
     ) -> None:
-        clock = self._gateway.clock
         used = served.used
         self._access.add(
             AccessLine(
-                time=clock.now(),
+                time=self._gateway.clock.now(),
                 request=request_id,
                 peer=request.peer,
                 method=request.method,
@@ -153,7 +168,7 @@ class RequestHandler:
                 completion_tokens=0 if used is None else used.completion,
                 first_ms=-1 if first_s is None else round(first_s * 1000),
                 waited_ms=round(served.waited_s * 1000),
-                duration_ms=round((clock.now_s() - request.received_at) * 1000),
+                duration_ms=round(duration_s * 1000),
                 moves=served.moves,
                 sent_bytes=served.sent_bytes,
                 complete=served.complete,

@@ -7,8 +7,9 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.http_rules import HeaderList, engine_request_headers
 from gateway.domain.model_rewrite import Span, model_spans, named_model_spans
@@ -176,6 +177,17 @@ def _of_response(request: Request, kept: Kept | None) -> Intake | Answer:
 def response_unknown(why: str) -> Answer:
     """The answer about a response that cannot be asked for."""
     return answer("response_not_found", f"No engine is known to hold that response: {why}")
+
+
+def where_response_is(decision: Route | Wait, intake: Intake) -> Route | Answer:
+    """Where a request for a response goes: to the replica that gave it, or, where only the model is known, to one of
+    its replicas. It never starts any: a new engine holds nothing."""
+    if isinstance(decision, Wait):
+        return response_unknown(f"no engine of the model {intake.fields.model!r} runs.")
+    found = tuple(r for r in decision.candidates if intake.replica in (None, r.id))
+    if not found:
+        return response_unknown("the replica that gave it is gone.")
+    return structs.replace(decision, candidates=found, adapter=None)
 
 
 async def _unpack(request: Request, respond: Responder) -> Answer | None:

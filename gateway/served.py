@@ -1,0 +1,63 @@
+"""What is known of one request from its head to its last byte, for the access log, the counters and the accounts.
+
+It is filled by whoever serves the request, and decides nothing but what it is charged with.
+"""
+
+from dataclasses import dataclass
+
+from gateway.domain.keytable import ANYBODY, Caller
+from gateway.domain.places import BY_ID
+from gateway.domain.tokens import Tail, Tokens, read_tokens
+from gateway.limits import BYTES_PER_TOKEN, Grant
+
+
+@dataclass(slots=True)
+class Served:
+    """How a request ended, for the access log and the counters. `scope` is that of a known card.
+
+    `to_count_s`: a wait that is in `waited_s` and not in the counters yet. `how` tells how an adapter came to
+    be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
+    however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
+    caller's key, `stood` whether it waited for a turn, `used` the tokens it came to (None: nobody told).
+    `tail` is kept of the answer it got at `path`.
+    """
+
+    status: int = 0
+    code: str = "ok"
+    model: str = ""
+    adapter: str = ""
+    how: str = ""
+    replica: str = ""
+    scope: str = ""
+    waited_s: float = 0.0
+    to_count_s: float | None = None
+    adapter_waited_s: float | None = None
+    moves: int = 0
+    sent_bytes: int = 0
+    complete: bool = True
+    why: str = ""
+    caller: Caller = ANYBODY
+    grant: Grant | None = None
+    stood: bool = False
+    used: Tokens | None = None
+    tail: Tail | None = None
+    path: str = ""
+    sse: bool = False
+    asked_bytes: int = 0
+
+    def end(self) -> None:
+        """The request is over: what it held of its key's limits is given back, what it used is charged. Where
+        nobody told its tokens, an answer counts for what was reserved for it."""
+        if self.path in BY_ID:
+            # What it repeats was used, and counted, when it was made.
+            self.used = Tokens()
+        elif self.tail is not None and self.tail.last:
+            self.used = read_tokens(self.tail, path=self.path, sse=self.sse)
+        if self.grant is not None:
+            used = self.used
+            if used is None:
+                self.grant.end(self.grant.estimate if self.sent_bytes and self.status < 400 else 0)
+            elif used.estimated and not used.prompt:
+                self.grant.end(self.asked_bytes // BYTES_PER_TOKEN + used.completion)
+            else:
+                self.grant.end(used.total)
