@@ -12,7 +12,7 @@ from events.log import EventLog, LogError
 from gateway.clock import Clock
 from gateway.domain.tally import Tally
 from gateway.domain.tokens import Tokens
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, Reading
 
 log = logging.getLogger("gateway.accounting")
 
@@ -33,6 +33,11 @@ class Accounting:
         self._clock = clock
         self._metrics = metrics
         self._failing = ""
+        metrics.watch(self._gauges)
+
+    def _gauges(self) -> dict[str, Reading]:
+        text = "Rows of usage that the log does not have yet."
+        return {"yard_gateway_usage_rows": Reading(text=text, values={"": float(self.rows)})}
 
     @property
     def rows(self) -> int:

@@ -196,7 +196,12 @@ class Admin:
                 text="Requests running at engines.", values=inflight or {"": 0.0}
             ),
             "yard_gateway_waiting": Reading(
-                text="Requests in the waiting room.", values=waiting or {"": 0.0}
+                text="Requests that wait for a model or for their turn.",
+                values=waiting or {"": 0.0},
+            ),
+            "yard_gateway_in_line": Reading(
+                text="Those of them that wait for their turn at a model that runs.",
+                values={m: float(n) for m, n in gateway.line.by_model().items()} or {"": 0.0},
             ),
             "yard_gateway_card_waiting": Reading(
                 text="Those of them that came under the base URL of a card.",

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.requestmetrics import RequestNumbers
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60)
@@ -44,6 +46,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.ended = RequestNumbers()
+        self.registry.register(self.ended)
         self._of_request: dict[tuple[str, str], Counter] = {}
         self._of_card: dict[tuple[str, str, str], Counter] = {}
         self._of_first_byte: dict[str, Histogram] = {}
