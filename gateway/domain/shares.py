@@ -117,22 +117,24 @@ class KeyBook:
             if key.parallel and running >= key.parallel:
                 return self._refused("parallel", key.parallel, 1, running)
         else:
-            new_requests = min(self.requests - self._low_requests, self._own_requests.total)
-            mine = self._own_tokens.total + self.held
-            new_tokens = min(self.tokens + self.held - self._low_tokens, mine)
-            new_running = self.running - self._low_running
-            limits: tuple[tuple[What, int, int, int, int], ...] = (
-                ("requests", key.rpm, 1, requests, new_requests),
-                ("tokens", key.tpm, tokens, used_tokens, new_tokens),
-                ("parallel", key.parallel, 1, running, new_running),
-            )
-            for what, limit, cost, used, unheard in limits:
-                if not limit:
-                    continue
-                if not fits(cost, limit, used, unheard, gateways, known):
-                    return self._refused(what, limit, cost, used)
-                if (unheard + cost) * 2 * gateways > limit - (used - unheard):
-                    pressed = True
+            if key.rpm:
+                unheard = min(self.requests - self._low_requests, self._own_requests.total)
+                if not fits(1, key.rpm, requests, unheard, gateways, known):
+                    return self._refused("requests", key.rpm, 1, requests)
+                pressed = (unheard + 1) * 2 * gateways > key.rpm - (requests - unheard)
+            if key.tpm:
+                mine = self._own_tokens.total + self.held
+                unheard = min(self.tokens + self.held - self._low_tokens, mine)
+                if not fits(tokens, key.tpm, used_tokens, unheard, gateways, known):
+                    return self._refused("tokens", key.tpm, tokens, used_tokens)
+                left = key.tpm - (used_tokens - unheard)
+                pressed = pressed or (unheard + tokens) * 2 * gateways > left
+            if key.parallel:
+                unheard = self.running - self._low_running
+                if not fits(1, key.parallel, running, unheard, gateways, known):
+                    return self._refused("parallel", key.parallel, 1, running)
+                left = key.parallel - (running - unheard)
+                pressed = pressed or (unheard + 1) * 2 * gateways > left
         self.requests += 1
         self.running += 1
         self.held += tokens

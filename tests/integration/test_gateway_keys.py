@@ -128,6 +128,16 @@ def test_who_asks_is_decided_before_a_body_is_read(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_large_body_without_a_key_is_answered_and_not_kept(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_yard(tmp_path, a_key()) as (_, _gateway, client):
+            for size in (100, 1_000_000, 20_000_000):
+                answer = await client.post(CHAT, content=b"x" * size)
+                assert answer.status_code == 401
+
+    run(story())
+
+
 def test_a_key_is_for_its_models_and_lists_only_them(tmp_path: Path) -> None:
     async def story() -> None:
         mine, other = a_key(models=("m",)), a_key(OTHER, name="two", models=("co*",))
