@@ -104,6 +104,7 @@ class Agent:
         self._inherited = asyncio.Event()
         self._met = asyncio.Event()
         self._leaving = False
+        self._remembers = around.books.known is not None
         self._register_wanted = asyncio.Event()
         self._register_wanted.set()
         self.registered = asyncio.Event()
@@ -120,6 +121,7 @@ class Agent:
             recall=around.tools.slots.recall,
         )
         around.tools.slots.on_recall = self._pulse.recall_now
+        around.tools.slots.knows = self._knows
         around.gateways.on_heard = around.fleet.wake_drains
         around.reporter.on_stored(around.fleet.stored)
 
@@ -159,10 +161,14 @@ class Agent:
             *(work() for work in self._a.beside),
         ]
 
+    def _knows(self) -> bool:
+        """Whether what runs here was read: from the journal, or, where that is lost, from the log."""
+        return self._inherited.is_set() and (self._remembers or self._met.is_set())
+
     async def _begin(self) -> None:
         """Takes over from the journal, then acts: on the log's plan when it comes soon, else on the
         journal's, because a node whose NATS is away goes on with what it was told last."""
-        remembers = self._a.books.known is not None
+        remembers = self._remembers
         await self._inheritance.from_journal()
         # Leases and claims need no log: a game never waits for a network. Only whoever has no memory does.
         self._a.fleet.settling = remembers and not self._leaving

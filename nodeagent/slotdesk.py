@@ -69,6 +69,8 @@ class SlotDesk:
         self._group: asyncio.TaskGroup | None = None
         self._settled_at = monotonic()
         self.on_recall: Callable[[], None] = lambda: None
+        self.knows: Callable[[], bool] = lambda: True
+        """Whether this agent has read what runs here: before, a replica it does not know may well be there."""
         self._tools = SlotTools(
             books=books,
             gateways=gateways,
@@ -232,7 +234,10 @@ class SlotDesk:
         has just started."""
         while (replica := self._replicas.get(name)) is None:
             held = self._books.held.get(name)
-            if held is None or held.replica.phase != "ready" or not held.replica.adapter_slots:
+            if held is None:
+                if self.knows():
+                    return None
+            elif held.replica.phase != "ready" or not held.replica.adapter_slots:
                 return None
             left = deadline - self._monotonic()
             if left <= 0:

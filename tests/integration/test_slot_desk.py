@@ -434,6 +434,20 @@ def test_whoever_waits_when_the_replica_leaves_is_told_so_at_once(tmp_path):
     story(tmp_path, tell, "a")
 
 
+def test_an_agent_that_has_not_read_what_runs_here_sends_nobody_away(tmp_path):
+    async def tell(yard: SlotYard):
+        yard.desk.knows = lambda: False
+        assert (await yard.ask("a", wait_s=0.0)).status == "waiting"
+        ask = asyncio.ensure_future(yard.ask("a", wait_s=10.0))
+        await asyncio.sleep(0)
+        yard.desk.knows = lambda: True
+        yard.serve()
+        assert (await ask).status == "ready"
+        assert (await yard.ask("a", replica="r-9", wait_s=10.0)).status == "not_here"
+
+    story(tmp_path, tell, "a")
+
+
 def test_a_replica_without_slots_has_none(tmp_path):
     async def tell(yard: SlotYard):
         yard.serve(slots=0)
