@@ -89,6 +89,8 @@ def gateway(prefix: str = PREFIX) -> Role:
             f"{prefix}.beacon.leader.*",
             # Gateways share the limits of keys among themselves.
             f"{prefix}.beacon.limits.*",
+            # How far files are that somebody waits for.
+            f"{prefix}.prog.*.fetch.*",
         ),
     )
 

@@ -42,6 +42,7 @@ from gateway.http.server import Server, serve
 from gateway.keys import engine_keys
 from gateway.limits import Limits
 from gateway.limitsbeacon import LimitsBeacons
+from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
 from gateway.probe import Prober
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
@@ -145,6 +146,7 @@ async def run_gateway(
     accounting = Accounting(gateway_id, incarnation, events, clock, metrics)
     host, _, _ = settings.listen.rpartition(":")
     callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))
+    loading = LoadingStreams(gateway, wire)
     inference = Inference(
         gateway,
         client,
@@ -152,6 +154,7 @@ async def run_gateway(
         timelines,
         adapters,
         limits,
+        loading,
         engine_key=engine_key,
         new_exchange=Exchange,
     )
@@ -179,6 +182,7 @@ async def run_gateway(
             beating = group.create_task(beacons.run(), name="beacons")
             tasks += [
                 group.create_task(snapshots.run(), name="snapshots"),
+                group.create_task(loading.run(), name="loading"),
                 group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
             ]
             sharing = group.create_task(limits_beacons.run(), name="limits")

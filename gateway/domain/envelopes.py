@@ -42,6 +42,10 @@ class Envelope(Protocol):
         """The event that ends a stream which broke."""
         ...
 
+    def framed(self, body: bytes) -> bytes:
+        """The event that says what an error answer with this `body` would have said."""
+        ...
+
     def wrapped(self, status: int, content_type: bytes, body: bytes) -> bytes | None:
         """An engine's error answer in this form; None when it has it already."""
         ...
@@ -65,6 +69,9 @@ class _OpenAI:
 
     def frame(self, code: str, message: str, *, status: int = 502) -> bytes:
         return error_bodies.error_frame(code, message)
+
+    def framed(self, body: bytes) -> bytes:
+        return b"data: %b\n\n" % _one_line(body)
 
     def wrapped(self, status: int, content_type: bytes, body: bytes) -> bytes | None:
         return error_bodies.engine_error_body(status, content_type, body)
@@ -95,7 +102,10 @@ class _Anthropic:
         return msgspec.json.encode(whole)
 
     def frame(self, code: str, message: str, *, status: int = 502) -> bytes:
-        return b"event: error\ndata: %b\n\n" % self.body(status, code, message)
+        return self.framed(self.body(status, code, message))
+
+    def framed(self, body: bytes) -> bytes:
+        return b"event: error\ndata: %b\n\n" % _one_line(body)
 
     def wrapped(self, status: int, content_type: bytes, body: bytes) -> bytes | None:
         try:
@@ -115,6 +125,11 @@ class _Anthropic:
 
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"request-id", self._request_id.encode()),)
+
+
+def _one_line(body: bytes) -> bytes:
+    """JSON without the line breaks that may stand between its parts; an event's data is one line."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
 OPENAI: Final[Envelope] = _OpenAI()

@@ -115,8 +115,9 @@ class Request:
 class Responder:
     """Writes the one answer of one request.
 
-    `started`: a head was written, so nothing else can be answered any more. `finished`: the answer
-    is complete. `status` is what was answered, 0 before. `envelope` is the form of its errors, set before
+    `started`: an answer began, so nothing else can be answered any more. `opened`: the head of an event stream
+    was written before it was known what comes; every answer is given inside that stream then, errors as events.
+    `finished`: the answer is complete. `status` is what was answered, 0 before. `envelope` is the form of its errors, set before
     anything is answered.
     """
 
@@ -128,6 +129,7 @@ class Responder:
         "_wire",
         "envelope",
         "finished",
+        "opened",
         "started",
         "status",
         "version",
@@ -142,6 +144,7 @@ class Responder:
         self.version = version
         self.envelope: Envelope = OPENAI
         self.started = False
+        self.opened = False
         self.finished = False
         self.status = 0
 
@@ -166,6 +169,9 @@ class Responder:
 
     def send_now(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer without waiting for a slow client; for small ones."""
+        if self.opened:
+            self._send_in_stream(body)
+            return
         bodyless = status in (204, 304)
         head = self.begin(status, headers, NO_BODY if bodyless else len(body), whole=True)
         self._wire.write(head if bodyless or self._head_only else head + body)
@@ -223,6 +229,27 @@ class Responder:
         self.end(reusable=True)
         await self._wire.drain()
 
+    def open_stream(self, headers: HeaderList = ()) -> None:
+        """Writes the head of an event stream now, whatever its answer will be."""
+        framing = UNTIL_CLOSE if self.version == "1.0" else CHUNKED
+        fields = [(b"content-type", b"text/event-stream; charset=utf-8"), *http_rules.SSE_HEADERS]
+        head = self.begin(200, [*fields, *headers], framing)
+        self.started = False
+        self.opened = True
+        self._wire.write(head)
+
+    def comment(self, block: bytes) -> None:
+        """Writes a comment into an opened stream without waiting for a slow client; for small ones."""
+        assert self.opened
+        assert not self.started
+        self._wire.write(chunk(block) if self._framing == CHUNKED else block)
+
+    def _send_in_stream(self, body: bytes) -> None:
+        """The whole answer of an opened stream: an event that says what `body` would have said, and the end."""
+        frame = self.begin(200, (), self._framing) + self.envelope.framed(body)
+        self._wire.write(chunk(frame) + LAST_CHUNK if self._framing == CHUNKED else frame)
+        self.end(reusable=True)
+
     async def relay(
         self,
         response: EngineResponse,
@@ -258,10 +285,14 @@ class Responder:
     ) -> bytes:
         """Marks the answer as started and returns its head; `framing` as in http_rules.
 
-        A NO_BODY head says nothing of a length unless `whole` (then it says 0) or `headers` do.
+        A NO_BODY head says nothing of a length unless `whole` (then it says 0) or `headers` do. Of an opened
+        stream the head is out: it is empty, and the framing stays.
         """
         if self.started:
             raise RuntimeError("a request is answered once")
+        if self.opened:
+            self.started = True
+            return b""
         fields = [*headers, *self._extra]
         if framing > 0 or (framing == NO_BODY and whole and status not in (204, 304)):
             fields.append((b"content-length", b"%d" % framing))

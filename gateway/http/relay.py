@@ -51,6 +51,11 @@ class ClientSide(Protocol):
     def version(self) -> str: ...
     @property
     def envelope(self) -> Envelope: ...
+    @property
+    def opened(self) -> bool:
+        """The head of an event stream is out already."""
+        ...
+
     def begin(self, status: int, headers: HeaderList, framing: int) -> bytes:
         """Marks the answer as started and returns its head; framing as in http_rules."""
         ...
@@ -84,7 +89,10 @@ async def relay(
     try:
         if response.status >= 400 and not response.sse and response.framing != NO_BODY:
             return await _relay_error(client, response, headers, before_first_byte)
-        if model is None:
+        if client.opened:
+            if not response.sse or response.framing == NO_BODY:
+                return await _relay_no_stream(client, response, before_first_byte)
+        elif model is None:
             if (body := response.take_whole()) is not None:
                 tail.last.append(body)
                 return _relay_whole(client, response, body, headers, before_first_byte)
@@ -167,6 +175,27 @@ async def _relay_error(
     )
 
 
+async def _relay_no_stream(
+    client: ClientSide,
+    response: EngineResponse,
+    before_first_byte: Callable[[bytes], None] | None,
+) -> Relayed:
+    """A whole answer to a client that is in the middle of a stream already."""
+    reason = "the engine did not answer with a stream of events"
+    if before_first_byte is not None:
+        before_first_byte(b"")
+    now = client.loop.time()
+    await client.send(502, (), client.envelope.body(502, "engine_error", reason))
+    return Relayed(
+        status=response.status,
+        complete=False,
+        sent_bytes=0,
+        reason=reason,
+        first_byte_at=now,
+        last_byte_at=now,
+    )
+
+
 def _early(problem: EngineError) -> EngineError:
     """The same failure, marked as one before the client's first byte."""
     if isinstance(problem, BadEngineAnswer):
@@ -203,6 +232,8 @@ class _Relay:
         if self.rewriter is not None or response.framing == UNTIL_CLOSE:
             self.raw = False
         if response.framing == CHUNKED and client.version == "1.0":
+            self.raw = False
+        if client.opened and response.framing != CHUNKED:
             self.raw = False
         if not self.raw:
             self.framing = UNTIL_CLOSE if client.version == "1.0" else CHUNKED
