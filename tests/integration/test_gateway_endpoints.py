@@ -51,14 +51,18 @@ def engines(count: int, **script: Any) -> Iterator[list[str]]:
 
 @asynccontextmanager
 async def served(
-    data: Path, replicas: int = 1, paths: tuple[str, ...] = PATHS, **script: Any
+    data: Path,
+    replicas: int = 1,
+    paths: tuple[str, ...] = PATHS,
+    body_limit_bytes: int = 64 * MIB,
+    **script: Any,
 ) -> AsyncIterator[Served]:
     with engines(replicas, **script) as endpoints:
         async with memory_yard(data) as yard:
             await yard.model(aliases=("an alias", "org/m"))
             for at, endpoint in enumerate(endpoints):
                 await yard.replica(None, f"r-{at}", endpoint=endpoint, paths=paths)
-            gateway = await yard.gateway()
+            gateway = await yard.gateway(body_limit_bytes=body_limit_bytes)
             async with yard.client(gateway) as client:
                 yield Served(yard, client, endpoints, gateway.port)
 
@@ -353,12 +357,12 @@ def test_a_response_nobody_remembers_is_404_and_starts_nothing(tmp_path: Path) -
 
 def test_scn_b11_at_messages_every_refusal_has_anthropics_form(tmp_path: Path) -> None:
     async def story() -> None:
-        async with served(tmp_path, tokens=3) as it:
+        async with served(tmp_path, tokens=3, body_limit_bytes=4 * MIB) as it:
             refusals: list[tuple[int, str, dict[str, Any]]] = [
                 (404, "not_found_error", {"json": {**ASKED, "model": "x"}}),
                 (400, "invalid_request_error", {"json": {"messages": []}}),
                 (400, "invalid_request_error", {"content": b"{"}),
-                (413, "request_too_large", {"content": b" " * (65 * MIB)}),
+                (413, "request_too_large", {"content": b" " * (5 * MIB)}),
                 (415, "invalid_request_error", {"content": b"", "headers": FORM}),
                 (500, "api_error", {"json": {**ASKED, "script": {"status": 500}}}),
                 (502, "api_error", {"json": {**ASKED, "script": {"html_502": 1}}}),
@@ -412,7 +416,7 @@ def test_scn_b9_a_stream_of_messages_that_breaks_ends_with_anthropics_event(tmp_
 
 def test_a_compressed_body_is_unpacked_for_the_engine(tmp_path: Path) -> None:
     async def story() -> None:
-        async with served(tmp_path) as it:
+        async with served(tmp_path, body_limit_bytes=4 * MIB) as it:
             plain = json.dumps({**ASKED, "model": "an alias"}).encode()
             for packed in (gzip.compress(plain), gzip.compress(plain + b" " * MIB)):
                 answer = await it.client.post(
@@ -435,7 +439,7 @@ def test_a_compressed_body_is_unpacked_for_the_engine(tmp_path: Path) -> None:
                 (b"x", "br", 415, "unsupported_media_type"),
                 (b"x", "gzip, gzip", 415, "unsupported_media_type"),
                 (b"x", "gzip", 400, "invalid_request"),
-                (gzip.compress(bytes(65 * MIB)), "gzip", 413, "request_too_large"),
+                (gzip.compress(bytes(5 * MIB)), "gzip", 413, "request_too_large"),
             ]
             for content, encoding, status, code in refused:
                 answer = await it.client.post(
