@@ -9,16 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.domain.turns import CLASSES, Turn, Turns
 from gateway.domain.waitingroom import Full
 
-MODELS = st.sampled_from(["m", "n"])
-WHO = st.sampled_from(["", "a", "b", "c"])
+MODELS = st.sampled_from(["m", "m", "m", "n"])
+WHO = st.sampled_from(["", "a", "b"])
 WANTS = st.sampled_from(["chat", "embed", "card"])
-PRIORITIES = st.sampled_from(CLASSES)
+PRIORITIES = st.sampled_from(["normal", "normal", *CLASSES])
 
 
 class TurnsMachine(RuleBasedStateMachine):
     """`passed` counts, for each pair of keys of a class, the turns one had while the other could have gone."""
 
-    @initialize(most=st.integers(1, 12))
+    @initialize(most=st.integers(2, 12))
     def begin(self, most: int) -> None:
         self.most = most
         self.turns = Turns(max_requests=most, max_bytes=1000)
@@ -59,6 +59,18 @@ class TurnsMachine(RuleBasedStateMachine):
                 del self.passed[pair]
         self.waiting.append(joined)
 
+    @rule(counts=st.lists(st.tuples(WHO, st.integers(1, 3)), min_size=2, max_size=3))
+    def crowd(self, counts: list[tuple[str, int]]) -> None:
+        """Several keys at once: what is rare otherwise."""
+        for who, count in counts:
+            for _ in range(count):
+                self.join("m", who, "chat", "normal", 1, True)
+
+    @rule(times=st.integers(2, 6))
+    def go_on_and_on(self, times: int) -> None:
+        for _ in range(times):
+            self.go_on("m", set(), 0.5)
+
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -67,7 +79,11 @@ class TurnsMachine(RuleBasedStateMachine):
         assert self.turns.leave(turn)
         assert not self.turns.leave(turn)
 
-    @rule(model=MODELS, blocked=st.sets(WANTS, max_size=2), after_s=st.floats(0, 10))
+    @rule(
+        model=MODELS,
+        blocked=st.one_of(st.just(set[str]()), st.sets(WANTS, max_size=2)),
+        after_s=st.floats(0, 10),
+    )
     def go_on(self, model: str, blocked: set[str], after_s: float) -> None:
         self.now_s += after_s
         able = [t for t in self.waiting if t.model == model and t.want not in blocked]
