@@ -39,6 +39,7 @@ from schemas.replica import (
     Replica,
     ReplicaDraining,
     ReplicaFailed,
+    ReplicaFetching,
     ReplicaParked,
     ReplicaPhase,
     ReplicaReady,
@@ -144,6 +145,7 @@ def an_activation(phase: ActivationPhase = "loading", **fields: Any) -> Activati
 
 _REPLICA_EVENTS: dict[str, Event] = {
     "waiting": ReplicaWaiting(waiting_for="l-1"),
+    "fetching": ReplicaFetching(source="mirror"),
     "starting": ReplicaStarting(port=20001),
     "ready": ReplicaReady(),
     "draining": ReplicaDraining(decision="d-1"),
