@@ -109,7 +109,7 @@ class Inference:
         unplanned = planned = 0
         accepted = False
         loading = respond if self._loading.wanted(request, fields) else None
-        sending = Sending(request, place, intake)
+        sending = Sending(request, place, intake, timeline)
         while True:  # 2
             decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
             accepted = True
@@ -183,7 +183,8 @@ class Inference:
         caller = served.caller
         if caller.key is None:
             return None
-        entered = self._limits.enter(caller, intake.fields, request.body.size)
+        served.asked_bytes = request.body.size
+        entered = self._limits.enter(caller, intake.fields, served.asked_bytes)
         respond.add_own(self._limits.headers(caller))
         if isinstance(entered, Answer):
             return entered

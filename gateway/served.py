@@ -46,8 +46,7 @@ class Served:
     asked_bytes: int = 0
 
     def end(self) -> None:
-        """The request is over: what it held of its key's limits is given back, what it used is charged. Where
-        nobody told its tokens, an answer counts for what was reserved for it."""
+        """The request is over: what it held of its key's limits is given back, what it used is charged."""
         if self.path in BY_ID:
             # What it repeats was used, and counted, when it was made.
             self.used = Tokens()
@@ -56,8 +55,17 @@ class Served:
         if self.grant is not None:
             used = self.used
             if used is None:
-                self.grant.end(self.grant.estimate if self.sent_bytes and self.status < 400 else 0)
+                self.grant.end(self._untold(self.grant))
             elif used.estimated and not used.prompt:
                 self.grant.end(self.asked_bytes // BYTES_PER_TOKEN + used.completion)
             else:
                 self.grant.end(used.total)
+
+    def _untold(self, grant: Grant) -> int:
+        """What a request is charged of whose tokens nobody told: all it held for an answer, what it asked for when its
+        client left an engine that was reading it, nothing when it was refused."""
+        if self.sent_bytes and self.status < 400:
+            return grant.estimate
+        if self.code == "client_gone" and self.replica:
+            return min(grant.estimate, self.asked_bytes // BYTES_PER_TOKEN)
+        return 0

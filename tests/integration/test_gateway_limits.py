@@ -164,6 +164,30 @@ def test_tokens_are_reserved_by_the_body_and_what_was_asked_for(tmp_path: Path) 
     run(story())
 
 
+def test_who_leaves_an_engine_that_reads_is_charged_for_what_it_read(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_yard(tmp_path, a_key(tpm=10_000)) as (yard, [(gateway, client)]):
+            engine = yard.engines[0]
+            engine.gate.clear()
+            body = chat(max_tokens=500, padding="x" * 4000)
+            leaving = asyncio.create_task(client.post(CHAT, json=body))
+            await engine.until_seen(1)
+            leaving.cancel()
+            await until(lambda: running(gateway) == 0, "it to be counted out")
+            ledger, now_s = gateway.limits.ledger, gateway.gateway.clock.now_s()
+            assert 1000 <= ledger.read(a_key(), now_s).tokens <= 1100
+            engine.gate.set()
+            before = ledger.read(a_key(), now_s).tokens
+            assert (await client.post(CHAT, json=chat())).status_code == 200
+            assert ledger.read(a_key(), now_s).tokens > before
+            engine.status = 400
+            before = ledger.read(a_key(), now_s).tokens
+            assert (await client.post(CHAT, json=chat())).status_code == 400
+            assert ledger.read(a_key(), now_s).tokens == before
+
+    run(story())
+
+
 def test_a_changed_limit_holds_from_then_on(tmp_path: Path) -> None:
     async def story() -> None:
         async with a_yard(tmp_path, a_key(rpm=1)) as (yard, [(gateway, client)]):
