@@ -1,5 +1,7 @@
 """A snapshot gives the table back that it was taken of."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,15 @@ def test_the_file_is_replaced_whole_and_a_missing_one_is_none(tmp_path: Path) ->
     assert [p.name for p in path.parent.iterdir()] == ["routes.json"]
     path.write_bytes(b"junk")
     assert read_snapshot(path) is None
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """It holds the hashes of keys."""
+    path = tmp_path / "gateway" / "gw" / "routes.json"
+    before = os.umask(0)
+    try:
+        write_snapshot(path, take(a_table(), stream_id="s", stream_created="c"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
