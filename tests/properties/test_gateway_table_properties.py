@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from events.log import Recorded
 from gateway.domain.snapshot import decode, encode, restore, take
 from gateway.domain.table import Table
-from tests.support.gateway_world import Story, folded
+from schemas.key import KeyCreated, KeyDeleted, KeyRevoked
+from tests.support.gateway_keys import a_key
+from tests.support.gateway_world import NOW, Story, folded
 
 NAMES = st.sampled_from(["a", "b"])
 PLACES: dict[str, dict[str, Any]] = {
@@ -21,6 +23,7 @@ PLACES: dict[str, dict[str, Any]] = {
 SCOPES = [f"{node}~{card}" for node in ("n1", "n2") for card in ("cpu", "gpu0", "gpu1")]
 IDS = st.sampled_from(list(PLACES))
 NODES = st.sampled_from(["n1", "n2"])
+KEYS = st.sampled_from(["abcdefgh2345", "otherkey2345"])
 PHASES = st.sampled_from(["starting", "ready", "draining", "parked", "stopped", "failed"])
 STEPS = st.lists(
     st.one_of(
@@ -31,6 +34,8 @@ STEPS = st.lists(
         st.tuples(st.just("node"), st.none(), st.sampled_from(["reachable", "lost"])),
         st.tuples(st.just("cards"), NODES, st.sampled_from([(), ("gpu0",), ("gpu0", "gpu1")])),
         st.tuples(st.just("no cards"), NODES, st.none()),
+        st.tuples(st.just("key"), KEYS, st.booleans()),
+        st.tuples(st.just("no key"), KEYS, st.none()),
     ),
     max_size=30,
 )
@@ -55,6 +60,12 @@ def events(steps: list[tuple[str, object, object]]) -> list[Recorded]:
                 made.append(story.activation(value, model=str(key)))  # type: ignore[arg-type]
             case "cards":
                 made.append(story.cards(str(key), *value))  # type: ignore[misc]
+            case "key":
+                of = a_key(str(key), revoked_at=NOW if value else None)
+                event = KeyRevoked(by="test") if value else KeyCreated(by="test")
+                made.append(story.event("key", (str(key),), event, of))
+            case "no key":
+                made.append(story.event("key", (str(key),), KeyDeleted(), None))
             case "no cards":
                 made.append(story.cards_gone(str(key)))
             case _:
@@ -72,6 +83,7 @@ def seen(table: Table) -> object:
         table.replicas,
         table.nodestates,
         table.nodes,
+        table.keys,
         dict(table.cards()),
         {(m, s): [r.id for r in table.routable(m, s)] for m in ("a", "b") for s in SCOPES},
         {m: [r.id for r in table.routable(m)] for m in ("a", "b")},
