@@ -28,7 +28,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     whose base URL was asked, as `node~card`. `adapter` is the catalog's name of the adapter that was asked for,
     `how` how it came to be there. `key` is the id of the caller's API key. Tokens are
     those of the account (gateway/domain/tokens.py), `first_ms` from the request's head to the first byte of the
-    answer's body, -1 where none came.
+    answer's body, -1 where none came. `prio` is what it stood in line with, `trace` the id of its trace.
     """
 
     time: datetime
@@ -56,6 +56,8 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_ms: int = -1
+    prio: str = ""
+    trace: str = ""
 
 
 class AccessLog:

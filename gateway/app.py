@@ -7,6 +7,7 @@ snapshot. End: new requests are turned away, running ones finish, then the yard 
 import asyncio
 import gc
 import logging
+import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -169,6 +170,8 @@ async def run_gateway(
         callers,
         accounting,
         new_request_id=request_ids(secrets.token_hex(8)),
+        # Ids have to differ, not to be secret; this one costs no call of the system.
+        random_bits=random.Random(secrets.randbits(256)).getrandbits,  # noqa: S311
     )
     # Before the first ask: what agents say of its pins must not be missed.
     agents = await wire.on_beacon("agent", AgentBeacon, adapters.heard)

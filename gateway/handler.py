@@ -16,6 +16,8 @@ from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
 from gateway.domain.envelopes import envelope
 from gateway.domain.names import place_of
+from gateway.domain.traces import trace_of
+from gateway.domain.turns import priority_of
 from gateway.endpoints import Inference, reply
 from gateway.gateway import Gateway
 from gateway.http.errors import ClientGone, RequestError
@@ -44,6 +46,7 @@ class RequestHandler:
         accounting: Accounting,
         *,
         new_request_id: Callable[[], str],
+        random_bits: Callable[[int], int],
     ) -> None:
         self._gateway = gateway
         self._inference = inference
@@ -53,6 +56,7 @@ class RequestHandler:
         self._callers = callers
         self._accounting = accounting
         self._new_request_id = new_request_id
+        self._random_bits = random_bits
 
     async def __call__(self, request: Request, respond: Responder) -> None:
         request_id = self._request_id(request)
@@ -60,7 +64,14 @@ class RequestHandler:
         origin = request.headers.get(b"origin")
         for name, value in answer_headers(origin, self._gateway.settings.cors_origins):
             respond.add_header(name, value)
-        timeline = Timeline(request_id, request.received_at)
+        headers = request.headers
+        trace = trace_of(
+            headers.get(b"traceparent"),
+            headers.get(b"tracestate"),
+            trace=self._random_bits(128),
+            span=self._random_bits(64),
+        )
+        timeline = Timeline(request_id, request.received_at, trace)
         served = Served()
         place = place_of(request.method, request.path)
         if place.envelope != "openai":
@@ -118,7 +129,7 @@ class RequestHandler:
                 )
             if served.model:
                 self._account(served, duration_s, first_s)
-            self._line(request, request_id, served, duration_s, first_s)
+            self._line(request, timeline, served, duration_s, first_s)
 
     def _account(self, served: Served, duration_s: float, first_s: float | None) -> None:
         """What it used, of a request for a model of the catalog; `first_s` when its answer began."""
@@ -143,7 +154,7 @@ class RequestHandler:
     def _line(
         self,
         request: Request,
-        request_id: str,
+        timeline: Timeline,
         served: Served,
         duration_s: float,
         first_s: float | None,
@@ -152,7 +163,7 @@ class RequestHandler:
         self._access.add(
             AccessLine(
                 time=self._gateway.clock.now(),
-                request=request_id,
+                request=timeline.request_id,
                 peer=request.peer,
                 method=request.method,
                 path=request.path,
@@ -167,6 +178,8 @@ class RequestHandler:
                 prompt_tokens=0 if used is None else used.prompt,
                 completion_tokens=0 if used is None else used.completion,
                 first_ms=-1 if first_s is None else round(first_s * 1000),
+                prio=priority_of(served.caller, request.headers.get(b"x-yard-priority")),
+                trace=timeline.trace.trace,
                 waited_ms=round(served.waited_s * 1000),
                 duration_ms=round(duration_s * 1000),
                 moves=served.moves,

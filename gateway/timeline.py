@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from gateway.clock import Clock
+from gateway.domain.traces import Trace
 
 Mark = Literal[
     "received",
@@ -24,10 +25,11 @@ Mark = Literal[
 class Timeline:
     """The marks of one request, in seconds of the gateway's clock; each keeps its last time."""
 
-    __slots__ = ("marks", "model", "request_id", "scope")
+    __slots__ = ("marks", "model", "request_id", "scope", "trace")
 
-    def __init__(self, request_id: str, received_s: float) -> None:
+    def __init__(self, request_id: str, received_s: float, trace: Trace) -> None:
         self.request_id = request_id
+        self.trace = trace
         self.model = ""
         self.scope = ""
         self.marks: dict[Mark, float] = {"received": received_s}

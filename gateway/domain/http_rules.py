@@ -44,7 +44,10 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     b"api-key",
     b"cookie",
     b"accept-encoding",  # answers are rewritten and relayed as they are, so never compressed
+    # The gateway's own, whatever the client's say (gateway/domain/traces.py).
     b"x-request-id",
+    b"traceparent",
+    b"tracestate",
 }
 
 _NOT_TO_CLIENT: Final = HOP_BY_HOP | {

@@ -155,6 +155,37 @@ def test_an_outage_is_added_up_and_told_once_it_is_over(tmp_path: Path) -> None:
     run(story())
 
 
+def test_an_engine_is_told_whose_request_it_is_and_the_log_tells_its_trace(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as (yard, _, client, fake):
+            trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+            headers = {
+                "x-request-id": "mine:1",
+                "traceparent": f"00-{trace}-00f067aa0ba902b7-01",
+                "tracestate": "vendor=1",
+                "x-yard-priority": "low",
+            }
+            for given in (headers, headers, {}):
+                answer = await client.post("/v1/chat/completions", json=CHAT, headers=given)
+                assert answer.headers["x-request-id"]
+            first, second, third = (seen.headers for seen in fake.seen)
+            assert first["traceparent"].split("-")[1] == trace
+            assert first["tracestate"] == "vendor=1"
+            assert first["x-request-id"].startswith("mine-1-")
+            # The spans are ours, and no two requests are one to an engine.
+            assert "00f067aa0ba902b7" not in first["traceparent"]
+            assert first["x-request-id"] != second["x-request-id"]
+            assert third["traceparent"].split("-")[1] not in (trace, "0" * 32)
+            assert "tracestate" not in third
+            await until(lambda: len(b"".join(yard.access).splitlines()) == 3, "the access log")
+            lines = [json.loads(line) for line in b"".join(yard.access).splitlines()]
+            assert [line["trace"] == trace for line in lines] == [True, True, False]
+            assert [line["prio"] for line in lines] == ["low", "low", "normal"]
+            assert lines[0]["request"] == "mine:1"
+
+    run(story())
+
+
 def test_a_gateway_that_ends_tells_its_last_second(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:

@@ -2,7 +2,10 @@
 
 from datetime import UTC, datetime
 
+from gateway.domain.traces import Trace
 from gateway.timeline import Timeline, Timelines, shown
+
+TRACE = Trace(trace="1" * 32, span="2" * 16)
 
 
 class FixedClock:
@@ -21,8 +24,8 @@ class FixedClock:
 def test_only_the_last_of_each_model_are_kept() -> None:
     kept = Timelines(per_model=2)
     for n in range(4):
-        kept.keep(Timeline(f"a-{n}", 0.0), "a")
-    kept.keep(Timeline("b-0", 0.0), "b")
+        kept.keep(Timeline(f"a-{n}", 0.0, TRACE), "a")
+    kept.keep(Timeline("b-0", 0.0, TRACE), "b")
     assert [kept.find(f"a-{n}") is not None for n in range(4)] == [False, False, True, True]
     assert kept.find("b-0") is not None
     kept.forget_model("a")
@@ -31,15 +34,15 @@ def test_only_the_last_of_each_model_are_kept() -> None:
 
 def test_a_repeated_id_finds_the_newest() -> None:
     kept = Timelines(per_model=2)
-    first, second = Timeline("same", 0.0), Timeline("same", 1.0)
+    first, second = Timeline("same", 0.0, TRACE), Timeline("same", 1.0, TRACE)
     kept.keep(first, "a")
     kept.keep(second, "a")
-    kept.keep(Timeline("other", 2.0), "a")
+    kept.keep(Timeline("other", 2.0, TRACE), "a")
     assert kept.find("same") is second
 
 
 def test_marks_are_shown_as_times() -> None:
-    timeline = Timeline("id", 100.0)
+    timeline = Timeline("id", 100.0, TRACE)
     timeline.model = "m"
     timeline.mark("written_to_engine", 100.25)
     timeline.first("joined", 100.1)
