@@ -6,6 +6,7 @@ import pytest
 
 from controlplane.domain import entries
 from controlplane.domain.entries import ParsedEntry
+from controlplane.domain.revision import profile_revision
 from schemas import codes
 from schemas.commands import Problem
 from schemas.model import Parking, Profile, Scaling, SecretRef
@@ -434,3 +435,18 @@ def test_a_vllm_profile_needs_weights_and_brings_no_command() -> None:
 
 def test_a_replica_may_take_several_cards() -> None:
     assert read(entry(llama(cards=4))).profiles[0].cards == 4
+
+
+def test_an_entry_says_how_many_requests_a_replica_runs_at_once() -> None:
+    assert read(entry()).as_model(incarnation="i", order=0).concurrency == 0
+    limited = read(entry(concurrency=4)).as_model(incarnation="i", order=0)
+    assert limited.concurrency == 4
+    # It concerns gateways alone: no engine is started anew for it.
+    free = read(entry()).as_model(incarnation="i", order=0)
+    assert profile_revision(limited, limited.profiles[0]) == profile_revision(
+        free, free.profiles[0]
+    )
+    for wrong in (0, -1, True, "4", 1.5):
+        [(path, sentence)] = problems(entry(concurrency=wrong))
+        assert path == "[0].concurrency"
+        assert "whole number of at least 1" in sentence
