@@ -24,6 +24,7 @@ from gateway.domain.request_fields import (
 )
 from gateway.domain.responseids import Kept
 from gateway.http.messages import JSON_TYPE, Request, Responder
+from gateway.http.outgoing import rendered
 from gateway.http.unpacking import UNDERSTOOD, unpacked
 
 _NEVER_JSON: Final = (b"multipart/", b"image/", b"audio/", b"video/")
@@ -56,8 +57,17 @@ class Intake(Struct, frozen=True, kw_only=True):
         name = model.encode() if self.form else msgspec.json.encode(model)
         return b"%b%b%b" % (self.before, name, self.behind)
 
-    def headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        """Those that go on to the engine. A body that is no form is JSON, whatever its label said."""
+    def headers(self, request: Request) -> bytes:
+        """Those that go on to the engine, rendered; the same for every request with the same headers. A body that is
+        no form is JSON, whatever its label said."""
+        memo = request.headers.memo
+        kind = "to engine, form" if self.form else "to engine, id" if self.by_id else "to engine"
+        found: bytes | None = memo.get(kind)
+        if found is None:
+            found = memo[kind] = rendered(self._onward(request))
+        return found
+
+    def _onward(self, request: Request) -> HeaderList:
         dropped = _BODY_HEADERS if not self.form else _PACKING
         kept = [h for h in request.headers.items if h[0] not in dropped]
         bare = self.form or (self.by_id and not request.body.size)

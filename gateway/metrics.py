@@ -6,10 +6,11 @@ A name a client made up never becomes a label. Reading them changes nothing and 
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.counting import Count, Counter, Histogram, Spread
 from gateway.requestmetrics import RequestNumbers
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -48,12 +49,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.ended = RequestNumbers()
         self.registry.register(self.ended)
-        self._of_request: dict[tuple[str, str], Counter] = {}
-        self._of_card: dict[tuple[str, str, str], Counter] = {}
-        self._of_first_byte: dict[str, Histogram] = {}
-        self._of_wait: dict[str, Histogram] = {}
+        self._of_request: dict[tuple[str, str], Count] = {}
+        self._of_card: dict[tuple[str, str, str], Count] = {}
+        self._of_first_byte: dict[str, Spread] = {}
+        self._of_wait: dict[str, Spread] = {}
         self._adapter_uses: dict[tuple[str, str], int] = {}  # not in `adapters` yet
-        self._of_adapter_wait: dict[str, Histogram] = {}
+        self._of_adapter_wait: dict[str, Spread] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",

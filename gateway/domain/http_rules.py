@@ -6,7 +6,7 @@ be read in two ways is refused here, because two readers of one connection would
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -109,7 +109,7 @@ STATUS_LINES: Final = {
 class Headers:
     """The headers of one message: `items` in the order sent, names in lower case."""
 
-    __slots__ = ("_first", "items")
+    __slots__ = ("_first", "items", "memo")
 
     def __init__(
         self,
@@ -119,6 +119,8 @@ class Headers:
         """`once`: the same by name, where that is known already and no name comes twice."""
         self.items: list[tuple[bytes, bytes]] = [] if items is None else items
         self._first = once
+        self.memo: dict[str, Any] = {}
+        """What was worked out of them, by whom; the messages of one connection may share their headers."""
 
     def get(self, name: bytes, default: bytes | None = None) -> bytes | None:
         """The first value of `name` (in lower case), else `default`."""
@@ -311,7 +313,7 @@ def split_target(target: bytes) -> tuple[str, bytes] | None:
             return None
         slash = rest.find(b"/")
         target = rest[slash:] if slash >= 0 else b"/"
-    if b"#" in target:
+    if target.find(b"#") >= 0:
         return None
     path, _, query = target.partition(b"?")
     try:
@@ -368,9 +370,12 @@ def client_response_headers(engine: HeaderList, *, sse: bool) -> list[tuple[byte
     return out
 
 
-def render_head(status: int, headers: HeaderList) -> bytes:
-    """A response head with its final empty line; ValueError for a value that would split it."""
+def render_head(status: int, headers: HeaderList, first: bytes = b"") -> bytes:
+    """A response head with its final empty line; ValueError for a value that would split it. `first`: lines of
+    headers that come before, rendered already."""
     line = STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    if first:
+        line += first
     if not headers:
         return line + b"\r\n"
     fields = b"\r\n".join([b": ".join(header) for header in headers])
@@ -397,5 +402,6 @@ def check_header(name: bytes, value: bytes) -> None:
             raise ValueError(f"not a header name: {name!r}")
         if len(_CHECKED) < MOST_NAMES:
             _CHECKED.add(name)
-    if b"\r" in value or b"\n" in value or b"\0" in value:
+    # Not `in`, which would first try each of them as a number, at the price of an exception.
+    if value.find(b"\r") >= 0 or value.find(b"\n") >= 0 or value.find(b"\0") >= 0:
         raise ValueError(f"the value of {name.decode()} holds a line end or NUL")

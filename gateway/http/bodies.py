@@ -157,6 +157,19 @@ class Body:
         if self._waiters:
             self._wake()
 
+    def fill(self, whole: bytes) -> None:
+        """All of it at once, before anybody looks at it."""
+        if self._error is None and len(whole) <= min(self._limit, self._memory_limit):
+            if self._budget.take(len(whole)):
+                self.size = self._held = len(whole)
+                self._blocks.append(whole)
+                self.complete = True
+            else:
+                self.fail(BudgetFull())
+        else:
+            self.feed(whole)
+            self.end()
+
     def end(self) -> None:
         """All bytes were fed."""
         if self._error is None:
@@ -214,6 +227,9 @@ class Body:
         """The whole body as one bytes object, once it is complete."""
         while not self.complete:
             await self._progress()
+        blocks = self._blocks
+        if len(blocks) == 1 and self._held == self.size and not self.released:
+            return blocks[0]
         whole = self.in_memory()
         if whole is not None:
             return whole
@@ -239,7 +255,8 @@ class Body:
         if not self.released:
             self.released = True
             self._drop()
-            self._wake()
+            if self._waiters:
+                self._wake()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -362,7 +379,8 @@ class Body:
         self._closing = True
         self._budget.give(self.size)
         self.size = 0
-        self._close_when_unused()
+        if self._file is not None:
+            self._close_when_unused()
 
     def _close_when_unused(self) -> None:
         if self._closing and self._io == 0 and self._file is not None:

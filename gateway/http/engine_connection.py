@@ -12,7 +12,8 @@ from typing import cast
 import httptools
 
 from gateway.domain import http_rules
-from gateway.domain.http_rules import NO_BODY, UNTIL_CLOSE, FramingRefused, Headers
+from gateway.domain.http_rules import NO_BODY, UNTIL_CLOSE, FramingRefused, Headers, HeadFacts
+from gateway.domain.known_heads import KnownHead, known_head
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone, ReadTimeout
 from gateway.http.exchange import Exchange
@@ -65,6 +66,10 @@ class EngineConnection(asyncio.Protocol):
         self._head = b""
         self._head_waiter: asyncio.Future[EngineResponse] | None = None
         self._response: EngineResponse | None = None
+        self._known: KnownHead | None = (
+            None  # the head of the answer before, and what was read of it
+        )
+        self._answered: tuple[int, Headers, HeadFacts] | None = None
         self._keep_alive = False
         self._request_sent = False
         self._paused_reading = False
@@ -183,8 +188,15 @@ class EngineConnection(asyncio.Protocol):
         response = self._response
         if response is not None:
             if self._timed:
-                self._heard()
-            response.feed(data)
+                if self._began:
+                    self._last_data_at = self.loop.time()
+                else:
+                    self._heard()
+            consumer = response.consumer
+            if consumer is None:
+                response.feed(data)
+            else:
+                consumer.on_block(data)
         elif self._head_waiter is not None:
             self._read_head(data)
         else:
@@ -226,6 +238,16 @@ class EngineConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes) -> None:
         """Parses response heads: 1xx are skipped, the first other one makes the response."""
+        known = self._known
+        if known is not None and not self._head and self._method != "HEAD":
+            end = data.find(b"\r\n\r\n") + 4
+            length = known.length_in(data[:end])
+            if length > 0:
+                assert self._answered is not None, "read when it was first known"
+                self._head = data
+                status, headers, facts = self._answered
+                self._begin_response(status, headers, facts, length, data[end:])
+                return
         self._head = self._head + data if self._head else data
         try:
             while True:
@@ -250,7 +272,7 @@ class EngineConnection(asyncio.Protocol):
                 if status == 101:
                     raise BadEngineAnswer("the engine switched protocols without being asked")
                 self._head = rest
-            self._respond(reader.items, status, parser.get_http_version(), rest)
+            self._respond(reader.items, status, parser.get_http_version(), head, rest)
         except BadEngineAnswer as problem:
             self._fail(problem)
 
@@ -267,28 +289,41 @@ class EngineConnection(asyncio.Protocol):
         return (None, b"") if end < 0 else (data[: end + 4], data[end + 4 :])
 
     def _respond(
-        self, items: list[tuple[bytes, bytes]], status: int, version: str, rest: bytes
+        self,
+        items: list[tuple[bytes, bytes]],
+        status: int,
+        version: str,
+        head: bytes,
+        rest: bytes,
     ) -> None:
-        assert self._exchange is not None
-        assert self._head_waiter is not None
         once = http_rules.by_name(items)
         facts = http_rules.response_facts(self._method, status, version, items, once)
         if isinstance(facts, FramingRefused):
             raise BadEngineAnswer(f"the engine's answer is ambiguous: {facts.reason}")
+        headers = Headers(items, once)
+        if facts.framing > 0:
+            self._known = known_head(head, date=True)
+            self._answered = (status, headers, facts)
+        self._begin_response(status, headers, facts, facts.framing, rest)
+
+    def _begin_response(
+        self, status: int, headers: Headers, facts: HeadFacts, framing: int, rest: bytes
+    ) -> None:
+        """The head is read: the answer is there, and `rest` the beginning of its body."""
+        assert self._exchange is not None
+        assert self._head_waiter is not None
         self._keep_alive = facts.keep_alive
         self._exchange.head_at = self.loop.time()
         waiter = self._head_waiter
         if waiter.done():  # cancelled: close() is on its way
             self.close()
             return
-        response = EngineResponse(
-            self, self._exchange, status, Headers(items, once), facts.framing, facts.sse
-        )
+        response = EngineResponse(self, self._exchange, status, headers, framing, facts.sse)
         self._response = response
-        if facts.framing == NO_BODY:
+        if framing == NO_BODY:
             response.end_at_head(surplus=bool(rest))
         elif rest:
-            if self._timed and not 0 < facts.framing <= len(rest):
+            if self._timed and not 0 < framing <= len(rest):
                 self._heard()
             response.feed(rest)
         waiter.set_result(response)

@@ -54,10 +54,10 @@ class EngineResponse:
         "_buffered",
         "_chunks",
         "_connection",
-        "_consumer",
         "_error",
         "_left",
         "_waiter",
+        "consumer",
         "ended",
         "exchange",
         "framing",
@@ -89,7 +89,8 @@ class EngineResponse:
         self._buffered = 0
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._consumer: RawConsumer | None = None
+        self.consumer: RawConsumer | None = None
+        """Who takes the body as it arrives, once somebody does."""
         self.ended = False
         """Every byte of the body was consumed."""
         self.surplus = False
@@ -98,8 +99,8 @@ class EngineResponse:
 
     def feed(self, block: bytes) -> None:
         """Raw bytes of the body arrived."""
-        if self._consumer is not None:
-            self._consumer.on_block(block)
+        if self.consumer is not None:
+            self.consumer.on_block(block)
             return
         if self.ended:
             self.surplus = True
@@ -109,7 +110,8 @@ class EngineResponse:
         self._buffered += len(block)
         if self._buffered > HIGH_WATER:
             self._connection.pause()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def end_at_head(self, *, surplus: bool) -> None:
         """There is no body."""
@@ -120,16 +122,16 @@ class EngineResponse:
         if self.ended or self._error is not None:
             return
         self._error = error
-        if self._consumer is not None:
-            self._consumer.on_gone(error)
+        if self.consumer is not None:
+            self.consumer.on_gone(error)
         self._wake()
 
     def closed_cleanly(self) -> None:
         """The engine ended its side: the end of a close-delimited body, a loss for any other."""
         if self.framing == UNTIL_CLOSE:
             self._left = -1  # marks that the end was seen; consumers meet it behind the buffer
-            if self._consumer is not None:
-                self._consumer.on_block(b"")
+            if self.consumer is not None:
+                self.consumer.on_block(b"")
             self._wake()
         else:
             self.gone(
@@ -222,7 +224,7 @@ class EngineResponse:
         An end or error that came in between is reported at once.
         """
         assert not self._buffer, "take_buffered() first: order would be lost"
-        self._consumer = consumer
+        self.consumer = consumer
         if consumer is None:
             return
         if self._error is not None:
@@ -290,7 +292,7 @@ class EngineResponse:
 
     def abort(self) -> None:
         """Done with it. Closes the engine's connection unless the answer was consumed to its end."""
-        self._consumer = None
+        self.consumer = None
         if not self.ended:
             self.ended = True
             self.exchange.bind(None)

@@ -130,6 +130,7 @@ class Responder:
         "envelope",
         "finished",
         "opened",
+        "put",
         "started",
         "status",
         "version",
@@ -147,6 +148,8 @@ class Responder:
         self.opened = False
         self.finished = False
         self.status = 0
+        self.put = wire.write
+        """Writes without waiting; called for every token, so there is nothing around it."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -250,7 +253,7 @@ class Responder:
         self._wire.write(chunk(frame) + LAST_CHUNK if self._framing == CHUNKED else frame)
         self.end(reusable=True)
 
-    async def relay(
+    def relay(
         self,
         response: EngineResponse,
         *,
@@ -258,7 +261,7 @@ class Responder:
         model: str | None = None,
         before_first_byte: Callable[[bytes], None] | None = None,
         tail: Tail | None = None,
-    ) -> Relayed:
+    ) -> Awaitable[Relayed]:
         """Passes an engine's answer on as it comes, verbatim; `headers` go into its head.
 
         The client's head is written with the first byte of the body, so until then an engine that
@@ -269,7 +272,7 @@ class Responder:
         `before_first_byte` is called right before the client's head is written, with what follows it at once. `tail` gets what is
         kept of the answer to read from what it used.
         """
-        return await relaying.relay(
+        return relaying.relay(
             self,
             response,
             headers=headers,
@@ -281,9 +284,15 @@ class Responder:
     # -- for the relay and the server ----------------------------------------------------------
 
     def begin(
-        self, status: int, headers: HeaderList, framing: int, *, whole: bool = False
+        self,
+        status: int,
+        headers: HeaderList,
+        framing: int,
+        *,
+        whole: bool = False,
+        first: bytes = b"",
     ) -> bytes:
-        """Marks the answer as started and returns its head; `framing` as in http_rules.
+        """Marks the answer as started and returns its head; `framing` as in http_rules, `first` as in render_head.
 
         A NO_BODY head says nothing of a length unless `whole` (then it says 0) or `headers` do. Of an opened
         stream the head is out: it is empty, and the framing stays.
@@ -305,15 +314,11 @@ class Responder:
             fields.append((b"connection", b"close"))
         elif self.version == "1.0":
             fields.append((b"connection", b"keep-alive"))
-        head = http_rules.render_head(status, fields)
+        head = http_rules.render_head(status, fields, first)
         self.started = True
         self.status = status
         self._framing = framing
         return head
-
-    def put(self, block: bytes) -> None:
-        """Writes without waiting."""
-        self._wire.write(block)
 
     def end(self, *, reusable: bool) -> None:
         """The answer is complete; not reusable closes the connection behind it."""

@@ -16,6 +16,32 @@ INLINE_BODY: Final = 256 * 1024
 """A body up to this goes out with its head in one write."""
 
 
+_LINES: Final[dict[tuple[str, str], bytes]] = {}
+_MOST_LINES: Final = 256
+_LONGEST_TARGET: Final = 128
+"""Bounds of the first lines that are kept: nearly all requests have one of a few, and some are made up."""
+
+
+def _first_line(method: str, target: str) -> bytes:
+    if _TARGET.fullmatch(target) is None:
+        raise ValueError(f"not a request target: {target!r}")
+    line = b"%b %b HTTP/1.1\r\nhost: " % (method.encode("ascii"), target.encode("ascii"))
+    if len(_LINES) < _MOST_LINES and len(target) <= _LONGEST_TARGET:
+        _LINES[method, target] = line
+    return line
+
+
+def rendered(headers: HeaderList) -> bytes:
+    """The lines of `headers`; ValueError for one that would split a head."""
+    lines = [b": ".join(header) for header in headers]
+    # One look over the whole: a value with a line end in it would begin a second request.
+    fields = b"\r\n".join([*lines, b""])
+    joints = len(lines)
+    if fields.count(b"\n") != joints or fields.count(b"\r") != joints:
+        raise ValueError("a header of the request holds a line end")
+    return fields
+
+
 class Outgoing:
     """One request: `source` is the body that does not go out with the head, None when all of it does."""
 
@@ -25,16 +51,17 @@ class Outgoing:
         self,
         method: str,
         target: str,
-        headers: HeaderList,
+        headers: HeaderList | bytes,
         body: bytes | BodySource | None = None,
     ) -> None:
-        """`target` is path and query, `headers` those to send besides Host, key and framing.
+        """`target` is path and query, `headers` those to send besides Host, key and framing, or what `rendered` made.
 
         Raises ValueError for a target or header that would split the head.
         """
-        if _TARGET.fullmatch(target) is None:
-            raise ValueError(f"not a request target: {target!r}")
-        lines = [b": ".join(header) for header in headers]
+        line = _LINES.get((method, target))
+        if line is None:
+            line = _first_line(method, target)
+        fields = headers if isinstance(headers, bytes) else rendered(headers)
         self.method = method
         self.source: BodySource | None = None
         # A small body is asked for when it is sent: a copy would double what waiting requests hold.
@@ -50,17 +77,14 @@ class Outgoing:
                 self.source = body
         if self.source is not None:
             length = self.source.length
-            framing = b"transfer-encoding: chunked"
-            lines.append(framing if length is None else b"content-length: %d" % length)
+            if length is None:
+                fields += b"transfer-encoding: chunked\r\n"
+            else:
+                fields += b"content-length: %d\r\n" % length
         elif size or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
-            lines.append(b"content-length: %d" % size)
-        # One look over the whole: a value with a line end in it would begin a second request.
-        fields = b"\r\n".join([*lines, b"\r\n"])
-        joints = len(lines) + 1
-        if fields.count(b"\n") != joints or fields.count(b"\r") != joints:
-            raise ValueError("a header of the request holds a line end")
-        self._line = b"%b %b HTTP/1.1\r\nhost: " % (method.encode("ascii"), target.encode("ascii"))
-        self._fields = fields
+            fields += b"content-length: %d\r\n" % size
+        self._fields = fields + b"\r\n"
+        self._line = line
 
     def block(self, host: bytes, key: bytes | None) -> bytes:
         """The head, and the body that goes with it, for the engine at `host` that asks for `key`."""

@@ -12,13 +12,14 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from gateway.domain import http_rules
-from gateway.domain.chunked import LAST_CHUNK, chunk
+from gateway.domain.chunked import LAST_CHUNK, ChunkedBody, chunk
 from gateway.domain.envelopes import Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
 from gateway.domain.tokens import EVENT, KEPT_BYTES, Tail
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone
+from gateway.http.outgoing import rendered
 
 MAX_ERROR_BODY: Final = 64 * 1024
 MAX_HELD: Final = 64 * 1024
@@ -56,11 +57,12 @@ class ClientSide(Protocol):
         """The head of an event stream is out already."""
         ...
 
-    def begin(self, status: int, headers: HeaderList, framing: int) -> bytes:
-        """Marks the answer as started and returns its head; framing as in http_rules."""
+    def begin(self, status: int, headers: HeaderList, framing: int, *, first: bytes = b"") -> bytes:
+        """Marks the answer as started and returns its head; framing as in http_rules, `first` as in render_head."""
         ...
 
-    def put(self, block: bytes) -> None:
+    @property
+    def put(self) -> Callable[[bytes], None]:
         """Writes without waiting."""
         ...
 
@@ -129,10 +131,14 @@ def _relay_whole(
     before_first_byte: Callable[[bytes], None] | None,
 ) -> Relayed:
     """An answer whose body is all here, as of most that are no stream: nothing to wait for."""
-    out = http_rules.client_response_headers(response.headers.items, sse=response.sse)
+    memo = response.headers.memo
+    first: bytes | None = memo.get("to client")
+    if first is None:
+        onward = http_rules.client_response_headers(response.headers.items, sse=response.sse)
+        first = memo["to client"] = rendered(onward)
     if before_first_byte is not None:
         before_first_byte(body)
-    client.put(client.begin(response.status, [*out, *headers], len(body)) + body)
+    client.put(client.begin(response.status, headers, len(body), first=first) + body)
     client.end(reusable=True)
     now = client.loop.time()
     return Relayed(
@@ -245,6 +251,7 @@ class _Relay:
         self.clean = True  # what was written so far ends between two events
         self.sent_bytes = 0
         self.first_byte_at: float | None = None
+        self.passing: ChunkedBody | None = None  # while whole chunks go straight through
         self.outcome: Relayed | None = None
         self.failure: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -273,6 +280,23 @@ class _Relay:
 
     def on_block(self, block: bytes) -> None:
         """A block of the engine's raw bytes."""
+        chunks = self.passing
+        if (
+            chunks is not None
+            and not self.held
+            and block.endswith(_EVENT_AND_CHUNK_END)
+            and chunks.passes(block)
+        ):
+            # Nearly every block of a stream: whole events in one whole chunk.
+            self.tail = b"\n\n"
+            self.clean = True
+            size = len(block)
+            self.sent_bytes += size
+            self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
+            if self.counted:
+                self.kept.events += block.count(EVENT)
+            self.client.put(block)
+            return
         if self.outcome is not None or self.failure is not None:
             return
         response = self.response
@@ -283,7 +307,7 @@ class _Relay:
                 used = response.advance(block)
                 self._write(block if used == len(block) else block[:used])
             elif not self.held and block.endswith(_EVENT_AND_CHUNK_END):
-                # Nearly every block of a stream: whole events in whole chunks.
+                # Whole events in whole chunks.
                 used = response.advance(block)
                 chunks = response.chunks
                 if chunks is not None and chunks.between_chunks:
@@ -344,6 +368,8 @@ class _Relay:
 
     def _head(self, first: bytes) -> bytes:
         self.started = True
+        if self.raw and self.sse:
+            self.passing = self.response.chunks
         if self.before_first_byte is not None:
             self.before_first_byte(first)
         items = self.response.headers.items
@@ -425,6 +451,7 @@ class _Relay:
         self._settle(complete=True, reason="")
 
     def _settle(self, *, complete: bool, reason: str) -> None:
+        self.passing = None
         self.outcome = Relayed(
             status=self.response.status,
             complete=complete,

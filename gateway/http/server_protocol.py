@@ -12,12 +12,13 @@ from typing import Final, Protocol, cast
 from gateway.domain import error_bodies
 from gateway.domain.chunked import ChunkedBody, ChunkError
 from gateway.domain.http_rules import CHUNKED
+from gateway.domain.known_heads import KnownHead, known_head
 from gateway.http.bodies import Body, BodyBudget
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ClientGone, RequestError
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import JSON_TYPE, Handler, Request, Responder
-from gateway.http.request_head import bad_request, read_request_head
+from gateway.http.request_head import RequestHead, bad_request, read_request_head
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class ServerProtocol(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._discarding = False
         self._discarded = 0
+        self._known: KnownHead | None = None  # the head before, and what was read of it
+        self._parsed: RequestHead | None = None
         self._closing = False
         self._keep_alive = True
         self._expects_continue = False
@@ -259,9 +262,19 @@ class ServerProtocol(asyncio.Protocol):
 
     def _begin_request(self, head: bytes, rest: bytes) -> None:
         """A complete head: checks it and starts the handler. Raises RequestError, all closing."""
-        parsed = read_request_head(head, self._limits)
-        facts = parsed.facts
-        framing = facts.framing
+        known = self._known
+        framing = -1 if known is None else known.length_in(head)
+        if framing > 0:
+            assert self._parsed is not None, "read when it was first known"
+            parsed = self._parsed
+            facts = parsed.facts
+        else:
+            parsed = read_request_head(head, self._limits)
+            facts = parsed.facts
+            framing = facts.framing
+            if framing > 0:
+                self._known = known_head(head)
+                self._parsed = parsed
         self._keep_alive = facts.keep_alive and not self._home.draining
         self._expects_continue = (
             facts.expect is not None and parsed.version == "1.1" and framing != 0
@@ -287,6 +300,10 @@ class ServerProtocol(asyncio.Protocol):
             body.end()
             if rest:
                 self._pending[:0] = rest
+        elif len(rest) == framing:
+            # It came with its head, as most do.
+            self._expects_continue = False
+            body.fill(rest)
         else:
             self._body = body
             self._wait_for("body", self._limits.body_idle_timeout_s)
@@ -441,8 +458,10 @@ class ServerProtocol(asyncio.Protocol):
             self._discarded = 0
             self._wait_for("discard", self._limits.body_idle_timeout_s)
             self._resume()
-        else:
+        elif self._pending or self._paused or self._write_paused or self._home.draining:
             self._next_request()
+        else:
+            self._wait_for("idle", self._limits.idle_timeout_s)
 
     def _next_request(self) -> None:
         if self._home.draining and self._transport is not None:
