@@ -7,7 +7,7 @@ from gateway.adapterdesk import Seeking
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.model_rewrite import Span, patch, replace_named_model
 from gateway.domain.names import Place
-from gateway.domain.traces import engine_headers
+from gateway.domain.traces import engine_lines
 from gateway.http.bodies import BodySource, PatchedBody
 from gateway.http.messages import Request
 from gateway.http.outgoing import INLINE_BODY, Outgoing
@@ -20,7 +20,7 @@ class Sending:
     """A request on its way to engines: what goes out is made once, however often it is sent.
 
     `name` is the model's or adapter's name or alias as the client gave it, `path` the engine's as replicas publish
-    it, `on` the card that was asked, `own` the headers by which it is found again, `seeking` what a request for an adapter has met so far.
+    it, `on` the card that was asked, `own` the lines by which it is found again, `seeking` what a request for an adapter has met so far.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class Sending:
         self.request = request
         self.intake = intake
         self.on = place.on
-        self.own = engine_headers(timeline.request_id, timeline.trace)
+        self.own = engine_lines(timeline.request_id, timeline.trace)
         self.path = place.path
         self.name = intake.fields.model
         self._target = place.target or place.path
@@ -86,7 +86,7 @@ class Sending:
             else:
                 body = patch(whole, await self.spans(), value)
         target = self.intake.target(self._target, request, model)
-        headers = [*self.intake.headers(request), *self.own]
+        headers = self.intake.headers(request) + self.own
         self._made = made = Outgoing(request.method, target, headers, body)
         self._made_for = model
         return made

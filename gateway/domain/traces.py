@@ -19,6 +19,8 @@ MAX_ID: Final = 64
 MAX_STATE: Final = 512
 """So much of `tracestate` has to travel; a longer one is left out as a whole."""
 
+_STATE: Final = re.compile(rb"[ -~]{1,%d}" % MAX_STATE)
+
 
 class Trace(Struct, frozen=True, kw_only=True):
     """The trace of one request. `span` is the gateway's own part of it, `parent` the client's, empty where it began here.
@@ -52,7 +54,7 @@ def trace_of(parent: bytes | None, state: bytes | None, *, trace: int, span: int
     found = None if parent is None else _PARENT.fullmatch(parent)
     if found is None or not _is_valid(found):  # 1
         return Trace(trace=f"{trace or 1:032x}", span=own)
-    kept = state if state is not None and len(state) <= MAX_STATE else b""
+    kept = state if state is not None and _STATE.fullmatch(state) else b""
     return Trace(
         trace=found["trace"].decode(),
         span=own,
@@ -68,15 +70,15 @@ def _is_valid(found: re.Match[bytes]) -> bool:
     return found["trace"].decode() != _NO_TRACE and found["span"].decode() != _NO_SPAN
 
 
-def engine_headers(request_id: str, trace: Trace) -> tuple[tuple[bytes, bytes], ...]:
-    """By what an engine's log and its own spans can be found from ours.
+def engine_lines(request_id: str, trace: Trace) -> bytes:
+    """Lines of a head by which what an engine logs and traces can be found from ours.
 
     Engines make ids of their answers of `x-request-id`, and refuse one that is running: clients send the same for two
     requests, and characters that are none in an id. So it gets the beginning of it, and our span behind.
     """
     id_there = f"{_NOT_IN_AN_ID.sub('-', request_id[:MAX_ID])}-{trace.span}"
-    named = (
-        (b"x-request-id", id_there.encode("ascii")),
-        (b"traceparent", trace.traceparent),
+    lines = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (
+        id_there.encode("ascii"),
+        trace.traceparent,
     )
-    return (*named, (b"tracestate", trace.state)) if trace.state else named
+    return b"%btracestate: %b\r\n" % (lines, trace.state) if trace.state else lines

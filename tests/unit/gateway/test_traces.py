@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.traces import MAX_STATE, Trace, engine_headers, trace_of
+from gateway.domain.traces import MAX_STATE, Trace, engine_lines, trace_of
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -63,17 +63,18 @@ def test_ids_that_happen_to_be_zero_are_none() -> None:
 
 
 def test_an_engine_gets_an_id_that_is_like_the_requests_and_its_own() -> None:
-    headers = dict(engine_headers("a.b:c", read(PARENT, b"vendor=1")))
-    assert headers == {
-        b"x-request-id": b"a-b-c-" + OWN.span.encode(),
-        b"traceparent": f"00-{TRACE}-{OWN.span}-01".encode(),
-        b"tracestate": b"vendor=1",
-    }
-    assert b"tracestate" not in dict(engine_headers("a", OWN))
+    lines = engine_lines("a.b:c", read(PARENT, b"vendor=1")).decode().splitlines()
+    assert lines == [
+        f"x-request-id: a-b-c-{OWN.span}",
+        f"traceparent: 00-{TRACE}-{OWN.span}-01",
+        "tracestate: vendor=1",
+    ]
+    assert b"tracestate" not in engine_lines("a", OWN)
     # Two requests of the same id are two to an engine.
     other = trace_of(None, None, trace=7, span=10)
-    assert engine_headers("same", OWN)[0] != engine_headers("same", other)[0]
-    assert len(engine_headers("x" * 128, OWN)[0][1]) < 128
+    first_lines = {engine_lines("same", one).splitlines()[0] for one in (OWN, other)}
+    assert len(first_lines) == 2
+    assert len(engine_lines("x" * 128, OWN).splitlines()[0]) < 128
 
 
 @given(st.binary(max_size=80), st.binary(max_size=20))
@@ -81,3 +82,6 @@ def test_whatever_a_client_sends_what_goes_on_is_well_formed(parent: bytes, stat
     found = read(parent, state)
     again = trace_of(found.traceparent, None, trace=1, span=2)
     assert (again.trace, again.parent) == (found.trace, found.span)
+    lines = engine_lines("id", found)
+    assert lines.endswith(b"\r\n")
+    assert lines.count(b"\n") == lines.count(b"\r") == 2 + bool(found.state)
