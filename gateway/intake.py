@@ -61,18 +61,15 @@ class Intake(Struct, frozen=True, kw_only=True):
         """Those that go on to the engine, rendered; the same for every request with the same headers. A body that is
         no form is JSON, whatever its label said."""
         memo = request.headers.memo
-        kind = "to engine, form" if self.form else "to engine, id" if self.by_id else "to engine"
+        bare = self.form or (self.by_id and not request.body.size)
+        kind = "to engine, form" if self.form else "to engine, bare" if bare else "to engine"
         found: bytes | None = memo.get(kind)
         if found is None:
-            found = memo[kind] = rendered(self._onward(request))
+            dropped = _BODY_HEADERS if not self.form else _PACKING
+            kept = [h for h in request.headers.items if h[0] not in dropped]
+            extra: HeaderList = () if bare else (JSON_TYPE,)
+            found = memo[kind] = rendered(engine_request_headers(kept, extra=extra))
         return found
-
-    def _onward(self, request: Request) -> HeaderList:
-        dropped = _BODY_HEADERS if not self.form else _PACKING
-        kept = [h for h in request.headers.items if h[0] not in dropped]
-        bare = self.form or (self.by_id and not request.body.size)
-        extra: HeaderList = () if bare else (JSON_TYPE,)
-        return engine_request_headers(kept, extra=extra)
 
     def target(self, path: str, request: Request, model: str) -> str:
         """Path and query for an engine that knows the model as `model`."""
