@@ -4,6 +4,7 @@ Loaded by scripted.py itself from beside it; the standard library only, and noth
 """
 
 import json
+import os
 import time
 
 RESPONSE = "/v1/responses/"
@@ -13,7 +14,7 @@ def respond(peer, script, asked: dict) -> None:
     """OpenAI's responses, kept until deleted; `store` false keeps none."""
     created = int(time.time())
     head = {
-        "id": f"resp_{peer.engine.count('responses'):08d}",
+        "id": f"resp_{os.getpid()}-{peer.engine.count('responses')}",
         "object": "response",
         "created_at": created,
         "model": script.model,

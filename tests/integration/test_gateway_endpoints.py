@@ -299,20 +299,22 @@ def test_scn_b13_no_model_anywhere_is_400_and_a_query_names_one_where_there_is_n
 def test_a_response_is_asked_for_where_it_was_given(tmp_path: Path) -> None:
     async def story() -> None:
         async with served(tmp_path, replicas=2) as it:
-            given: list[dict[str, Any]] = []
-            for at in range(6):
+
+            async def give(at: int) -> dict[str, Any]:
                 name = "an alias" if at % 2 else "m"
-                body = {"model": name, "input": "x", "stream": at > 3}
+                body = {"model": name, "input": f"{at}", "stream": at > 3}
+                # All at once and slowly, so that both replicas have some.
+                body["script"] = {"first_byte_s": 0.5}
                 answer = await it.client.post("/v1/responses", json=body)
                 assert answer.status_code == 200
-                if at > 3:
-                    line = next(x for x in answer.text.splitlines() if x.startswith("data: "))
-                    given.append({**json.loads(line[6:])["response"], "model": name})
-                else:
-                    given.append(answer.json())
-            # Both engines count from one, so an id alone tells nothing: only memory does.
-            held = [sum(len(it.seen(at)) for at in (0, 1))]
-            assert held == [6]
+                if at <= 3:
+                    return answer.json()
+                line = next(x for x in answer.text.splitlines() if x.startswith("data: "))
+                return {**json.loads(line[6:])["response"], "model": name}
+
+            given = await asyncio.gather(*(give(at) for at in range(6)))
+            # Either engine has some of them, and knows none of the other's.
+            assert all(it.seen(at) for at in (0, 1))
             for response in given:
                 url = f"/v1/responses/{response['id']}"
                 found = await it.client.get(url)
