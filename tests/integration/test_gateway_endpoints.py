@@ -14,8 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.app import RunningGateway
 from gateway.domain.places import BY_ID, ENGINE_PATHS, INFERENCE
+from schemas.key import KeyCreated
 from tests.support.aio import run
+from tests.support.gateway_keys import a_key, text_of
 from tests.support.gateway_yard import Yard, memory_yard
 from tests.support.http_wire import connected
 from tests.support.scripted import ask, scripted
@@ -32,7 +35,11 @@ class Served:
     yard: Yard
     client: httpx.AsyncClient
     endpoints: list[str]
-    port: int
+    gateway: RunningGateway
+
+    @property
+    def port(self) -> int:
+        return self.gateway.port
 
     def seen(self, at: int = 0) -> list[dict[str, Any]]:
         """What that engine was asked to work on."""
@@ -64,7 +71,7 @@ async def served(
                 await yard.replica(None, f"r-{at}", endpoint=endpoint, paths=paths)
             gateway = await yard.gateway(body_limit_bytes=body_limit_bytes)
             async with yard.client(gateway) as client:
-                yield Served(yard, client, endpoints, gateway.port)
+                yield Served(yard, client, endpoints, gateway)
 
 
 def form(boundary: str, *parts: tuple[str, bytes]) -> bytes:
@@ -496,5 +503,27 @@ def test_the_connection_serves_on_after_each_refusal(tmp_path: Path) -> None:
             last = await peer.rest()
             assert last.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in last.lower()
+
+    run(story())
+
+
+def test_a_response_is_unknown_to_any_other_key_than_the_one_that_made_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with served(tmp_path) as it:
+            other = "otherkey2345"
+            for key in (a_key(), a_key(id=other, name="other")):
+                seq = await it.yard.put("key", (key.id,), KeyCreated(by="test"), key)
+            await it.yard.applied(it.gateway, seq)
+            mine, theirs = (
+                {"authorization": f"Bearer {text}"} for text in (text_of(), text_of(other))
+            )
+            body = {"model": "m", "input": "x"}
+            made = await it.client.post("/v1/responses", json=body, headers=mine)
+            url = f"/v1/responses/{made.json()['id']}"
+            assert (await it.client.get(url, headers=mine)).status_code == 200
+            assert (await it.client.get(url)).status_code == 401
+            unknown = await it.client.get(url, headers=theirs)
+            assert unknown.status_code == 404
+            assert unknown.json()["error"]["code"] == "response_not_found"
 
     run(story())
