@@ -47,6 +47,7 @@ from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
 from gateway.probe import Prober
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
+from gateway.spans import Spans
 from gateway.timeline import Timelines
 from schemas.beacons import AgentBeacon
 from schemas.settings import GatewaySettings
@@ -161,6 +162,8 @@ async def run_gateway(
     )
     admin = Admin(gateway, metrics, timelines)
     access = access or AccessLog()
+    endpoint = settings.otlp_endpoint
+    spans = Spans(endpoint, gateway_id, clock, metrics) if endpoint else None
     handler = RequestHandler(
         gateway,
         inference,
@@ -172,6 +175,7 @@ async def run_gateway(
         new_request_id=request_ids(secrets.token_hex(8)),
         # Ids have to differ, not to be secret; this one costs no call of the system.
         random_bits=random.Random(secrets.randbits(256)).getrandbits,  # noqa: S311
+        spans=spans,
     )
     # Before the first ask: what agents say of its pins must not be missed.
     agents = await wire.on_beacon("agent", AgentBeacon, adapters.heard)
@@ -185,6 +189,7 @@ async def run_gateway(
             beating = group.create_task(beacons.run(), name="beacons")
             tasks += [
                 group.create_task(snapshots.run(), name="snapshots"),
+                *([] if spans is None else [group.create_task(spans.run(), name="spans")]),
                 group.create_task(loading.run(), name="loading"),
                 group.create_task(prober.watch_silent_nodes(), name="silent nodes"),
             ]

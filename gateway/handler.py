@@ -24,6 +24,7 @@ from gateway.http.errors import ClientGone, RequestError
 from gateway.http.messages import Request, Responder
 from gateway.metrics import Metrics
 from gateway.served import Served
+from gateway.spans import Spans
 from gateway.timeline import Timeline
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -47,6 +48,7 @@ class RequestHandler:
         *,
         new_request_id: Callable[[], str],
         random_bits: Callable[[int], int],
+        spans: Spans | None = None,
     ) -> None:
         self._gateway = gateway
         self._inference = inference
@@ -57,6 +59,7 @@ class RequestHandler:
         self._accounting = accounting
         self._new_request_id = new_request_id
         self._random_bits = random_bits
+        self._spans = spans
 
     async def __call__(self, request: Request, respond: Responder) -> None:
         request_id = self._request_id(request)
@@ -130,6 +133,11 @@ class RequestHandler:
             if served.model:
                 self._account(served, duration_s, first_s)
             self._line(request, timeline, served, duration_s, first_s)
+            if self._spans is not None and place.kind == "inference":
+                ended_s = request.received_at + duration_s
+                self._spans.add(
+                    timeline, served, method=request.method, path=request.path, ended_s=ended_s
+                )
 
     def _account(self, served: Served, duration_s: float, first_s: float | None) -> None:
         """What it used, of a request for a model of the catalog; `first_s` when its answer began."""

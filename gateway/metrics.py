@@ -132,6 +132,11 @@ class Metrics:
             "Snapshots that could not be written.",
             registry=self.registry,
         )
+        self.spans_dropped = Counter(
+            "yard_gateway_spans_dropped",
+            "Spans no collector took.",
+            registry=self.registry,
+        )
         self.usage_failed = Counter(
             "yard_gateway_usage_failed",
             "Accounts of usage the log did not take; they are kept and sent again.",

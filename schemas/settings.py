@@ -155,6 +155,20 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins a browser may call from; `*` = any.")
     ] = ("*",)
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="Collector of OpenTelemetry to send a span of each request to (OTLP over HTTP, as http://127.0.0.1:4318); empty = none."
+        ),
+    ] = ""
+    workers: Annotated[
+        int,
+        Meta(
+            description="Processes that serve on the one port, each a gateway of its own to the yard; 0 or 1 = this one alone.",
+            ge=0,
+            le=64,
+        ),
+    ] = 0
     keys: Annotated[
         Literal["auto", "required", "off"],
         Meta(
