@@ -90,7 +90,7 @@ async def read_intake(
 ) -> Intake | Answer:
     """What `request` asks for at `place`, or why that cannot be read. `kept` is what is known of the response asked for.
 
-    1. a response by its id: the name it was asked for by, else the query's
+    1. a response by its id: the name it was asked for by, else the address's or the query's
     2. a body with a label that cannot be JSON or a form, or packed in a way not understood: 415. One that is
        compressed is unpacked, and is the request's body from then on
     3. a form, where the endpoint takes one
@@ -98,11 +98,8 @@ async def read_intake(
     5. JSON, of which only the fields needed are decoded
     """
     if place.response:  # 1
-        if request.body.declared != 0:
-            refused = await _unpack(request, respond)
-            if refused is not None:
-                return refused
-        return _of_response(request, kept)
+        refused = await _unpack(request, respond)
+        return _of_response(request, kept, place.model) if refused is None else refused
     kind = (request.headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
     form = place.form and kind.startswith(b"multipart/")
     if not form and kind.startswith(_NEVER_JSON):  # 2
@@ -112,9 +109,10 @@ async def read_intake(
             f"Content-Type {kind.decode('latin-1')!r} is not served here; "
             f"send application/json{other}.",
         )
-    refused = await _unpack(request, respond)
-    if refused is not None:
-        return refused
+    if request.headers.get(b"content-encoding") is not None:
+        refused = await _unpack(request, respond)
+        if refused is not None:
+            return refused
     named = place.model or None
     if form:  # 3
         return await _of_form(request, named)
@@ -168,17 +166,22 @@ async def _of_form(request: Request, named: str | None) -> Intake | Answer:
     return Intake(fields=found.fields, form=True, spans=[(0, 0)], before=before, behind=b"\r\n")
 
 
-def _of_response(request: Request, kept: Kept | None) -> Intake | Answer:
-    name = _query_model(request.query)
-    if isinstance(name, FieldsProblem):
-        return _refused(name)
+def _of_response(request: Request, kept: Kept | None, named: str) -> Intake | Answer:
+    queried = _query_model(request.query)
+    if isinstance(queried, FieldsProblem):
+        return _refused(queried)
+    if named and queried not in (None, named):
+        told = "The address and the query name two different models."
+        return _refused(FieldsProblem(message=told, param="model"))
+    name = named or queried
     if kept is not None and name in (None, kept.name):
         fields = RequestFields(model=kept.name)
-        in_query = name is not None
+        in_query = queried is not None
         return Intake(fields=fields, spans=[], in_query=in_query, by_id=True, replica=kept.replica)
     if name is None:
-        return response_unknown("This gateway does not know it; name its model with `?model=`.")
-    return Intake(fields=RequestFields(model=name), spans=[], in_query=True, by_id=True)
+        return response_unknown("this gateway does not know it; name its model with `?model=`.")
+    in_query = queried is not None
+    return Intake(fields=RequestFields(model=name), spans=[], in_query=in_query, by_id=True)
 
 
 def response_unknown(why: str) -> Answer:

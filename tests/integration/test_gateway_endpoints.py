@@ -349,6 +349,11 @@ def test_a_response_nobody_remembers_is_404_and_starts_nothing(tmp_path: Path) -
             asked = await it.client.get("/v1/responses/resp_77?model=an%20alias")
             assert asked.status_code == 404
             assert "resp_77" in asked.json()["error"]["message"]
+            for base in ("/engines/m", "/engines/an%20alias"):
+                asked = await it.client.get(f"{base}/v1/responses/resp_77")
+                assert "resp_77" in asked.json()["error"]["message"]
+                asked = await it.client.get(f"{base}/v1/responses/resp_77?model=other")
+                assert asked.status_code == 400
             answer = await it.client.post("/v1/responses", json={"model": "m", "input": "x"})
             url = f"/v1/responses/{answer.json()['id']}"
             assert (await it.client.get(f"{url}?model=m")).status_code == 200
