@@ -4,7 +4,7 @@ Which replicas there are the API knows; what is in them only their agents do (ad
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -146,7 +146,7 @@ def _print(
         raise NotEverywhere(fates, silent)
 
 
-async def show_holders(place: Place, name: str, output: str, now: datetime) -> None:
+async def show_holders(place: Place, name: str, output: str) -> None:
     """Where an adapter is loaded, by the agents' own word; without a name, every adapter.
 
     Raises CtlError when there is none of that name, NotKnownYet when some agent does not answer.
@@ -157,6 +157,8 @@ async def show_holders(place: Place, name: str, output: str, now: datetime) -> N
     exact = name if adapter is None else str(adapter["name"])
     async with open_wire(place) as wire:
         found: Found = await holders(wire, nodes_of(rows), exact)
+    # Agents tell how long ago one was used: the age of a load is as of their answer, not of the start.
+    now = datetime.now(UTC)
     if name and adapter is None and not found.held and not found.silent:
         raise CtlError(f"there is no adapter {name!r}, and none of that name is loaded")
     if output == "json":

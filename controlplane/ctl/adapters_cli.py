@@ -187,7 +187,7 @@ def register(
 
         Agents are asked themselves. Exits 3 when one does not answer.
         """
-        run(adapterplaces.show_holders(place_of(context), name, output, datetime.now(UTC)))
+        run(adapterplaces.show_holders(place_of(context), name, output))
 
 
 def _typed(name: str, what: str = "an adapter") -> str:

@@ -42,7 +42,7 @@ def source_of(text: str, folder: Path) -> str:
         return text
     if is_here:
         return _path(text, folder)
-    raise UsageMistake(f"--source {text}: there is no such folder here, and it is not {_SHAPES}")
+    raise UsageMistake(f"--source {text}: there is no such folder here; expected {_SHAPES}")
 
 
 def _url(text: str) -> str:

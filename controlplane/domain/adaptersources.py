@@ -94,10 +94,15 @@ def _web(given: str) -> WebSource | Refusal:
     if "@" in parts.netloc:
         # It would be in the log for everybody to read; nor is it repeated here.
         return _no("the URL of an adapter holds no name and password: the log would tell them")
-    if not fine or not given.isascii() or " " in given:
+    if not fine:
         return _no(f"{given[:200]!r} is no http or https address")
     if "?" in given or "#" in given:
         return _no(f"{given.partition('?')[0][:200]!r} has to be a folder: no `?` and no `#`")
+    if not given.isascii() or " " in given:
+        return _no(
+            f"{given[:200]!r}: in a URL, blanks and letters beyond ASCII are written with %, "
+            "such as %20"
+        )
     return WebSource(url=given.rstrip("/"))
 
 

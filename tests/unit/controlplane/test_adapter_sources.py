@@ -82,6 +82,20 @@ def test_what_is_no_source_is_refused_with_a_sentence(text: str) -> None:
     assert refusal.sentence
 
 
+@pytest.mark.parametrize("text", ["https://h.test/a b", "https://h.test/ä"])
+def test_a_url_that_is_to_be_written_with_percent_says_so(text: str) -> None:
+    refusal = read_source(text)
+    assert isinstance(refusal, Refusal)
+    assert "%20" in refusal.sentence
+
+
+def test_a_query_is_refused_and_not_repeated() -> None:
+    for text in ("https://h.test/a?secret", "https://h.test/a b?secret", "https://h.test/ä?secret"):
+        refusal = read_source(text)
+        assert isinstance(refusal, Refusal)
+        assert "secret" not in refusal.sentence
+
+
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     for text in ("https://me:secret@h.test/a", "https://secret@h.test:bad/a"):
         refusal = read_source(text)
