@@ -99,23 +99,28 @@ def start_log(level: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _arguments(role: str, argv: Sequence[str]) -> argparse.Namespace:
+def _arguments(role: str, argv: Sequence[str], numbers: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"yard-{role}", allow_abbrev=False)
     parser.add_argument("--config", type=Path, help="YAML file of settings")
     parser.add_argument("--data", type=Path, help="data folder of the yard")
     parser.add_argument("--nats", metavar="URL", help="address of the NATS server")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where to serve")
     parser.add_argument("--id", metavar="NAME", help="name of this instance")
+    for name in numbers:
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"the setting {role}.{name}")
     return parser.parse_args(argv)
 
 
-def run_service(role: str, main: Main, argv: Sequence[str] | None = None) -> int:
+def run_service(
+    role: str, main: Main, argv: Sequence[str] | None = None, *, numbers: Sequence[str] = ()
+) -> int:
     """Runs `main` until SIGTERM, SIGINT or its own end; returns the exit code.
 
-    Default id: the host name. `--listen` sets the section of the role where it has that setting.
+    Default id: the host name. `--listen` sets the section of the role where it has that setting, and so does a
+    flag for each of `numbers`.
     """
-    given = _arguments(role, sys.argv[1:] if argv is None else argv)
-    section: dict[str, Any] = {}
+    given = _arguments(role, sys.argv[1:] if argv is None else argv, numbers)
+    section: dict[str, Any] = {name: getattr(given, name) for name in numbers}
     if given.listen is not None:
         section["listen"] = given.listen
     try:

@@ -8,7 +8,7 @@ from gateway.app import main as service_main
 
 def main() -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
-    return run_service("gateway", service_main)
+    return run_service("gateway", service_main, numbers=("workers",))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ All of it only reads: no scrape, probe or listing starts a model, wakes one or c
 """
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qs
 
 import msgspec
@@ -37,6 +37,8 @@ class Admin:
         self._gateway = gateway
         self._metrics = metrics
         self._timelines = timelines
+        self.metrics_page: Callable[[], Awaitable[bytes]] | None = None
+        """What `/metrics` shows instead of this process's numbers alone."""
         metrics.watch(self.gauges)
 
     async def serve(
@@ -53,7 +55,8 @@ class Admin:
             case "readyz":
                 return await self._readyz(respond)
             case "metrics":
-                await respond.send(200, ((b"content-type", CONTENT_TYPE),), self._metrics.render())
+                page = await self.metrics_page() if self.metrics_page else self._metrics.render()
+                await respond.send(200, ((b"content-type", CONTENT_TYPE),), page)
                 return 200
             case "timeline":
                 return await self._timeline(request, respond)

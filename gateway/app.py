@@ -7,9 +7,13 @@ snapshot. End: new requests are turned away, running ones finish, then the yard 
 import asyncio
 import gc
 import logging
+import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +47,25 @@ from gateway.http.server import Server, serve
 from gateway.keys import engine_keys
 from gateway.limits import Limits
 from gateway.limitsbeacon import LimitsBeacons
+from gateway.listening import inherited_socket
 from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
 from gateway.probe import Prober
+from gateway.siblings import Siblings, folder_of
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
 from gateway.spans import Spans
 from gateway.timeline import Timelines
+from gateway.workers import AsWorker, as_worker, run_crew
 from schemas.beacons import AgentBeacon
 from schemas.settings import GatewaySettings
 
 log = logging.getLogger("gateway")
 
 USER = "gateway"
+
+HAND_OVER_S = 5.0
+"""So long a gateway with a successor keeps connections on which no request is; a client that sends one may send it
+on any of them."""
 
 SYNC_BEFORE_SNAPSHOT_S = 0.5
 """So long a connected gateway waits for the log itself before it serves from a snapshot."""
@@ -91,10 +102,14 @@ async def run_gateway(
     engine_key: EngineKey,
     prefix: str = "yard",
     access: AccessLog | None = None,
+    sock: socket.socket | None = None,
+    succeeded: Callable[[], bool] = lambda: False,
+    worker: AsWorker | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Runs a gateway for as long as the block lasts; the end of the block drains it.
 
-    A task of it that fails ends the block with that failure.
+    A task of it that fails ends the block with that failure. It listens on `sock` instead of its address, when
+    there is one. `succeeded()`: at the end others listen there already. `worker`: it is one of several.
     """
     clock = LoopClock()
     gateway = Gateway(gateway_id, settings, clock)
@@ -146,7 +161,7 @@ async def run_gateway(
     gateway.has_seat = limits.has_seat
     gateway.on_seat_free = limits_beacons.seat_free
     accounting = Accounting(gateway_id, incarnation, events, clock, metrics)
-    host, _, _ = settings.listen.rpartition(":")
+    host = settings.listen.rpartition(":")[0] if sock is None else str(sock.getsockname()[0])
     callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))
     loading = LoadingStreams(gateway, wire)
     inference = Inference(
@@ -161,6 +176,10 @@ async def run_gateway(
         new_exchange=Exchange,
     )
     admin = Admin(gateway, metrics, timelines)
+    siblings = None
+    if worker is not None:
+        siblings = Siblings(folder_of(data, worker.of), worker.number, metrics.render)
+        admin.metrics_page = siblings.page
     access = access or AccessLog()
     endpoint = settings.otlp_endpoint
     spans = Spans(endpoint, gateway_id, clock, metrics) if endpoint else None
@@ -185,7 +204,9 @@ async def run_gateway(
             await _first_table(gateway, prober, path, synced)
             _may_listen(gateway, [host], settings)
             await limits_beacons.introduce()
-            server = await _listen(handler, settings)
+            server = await _listen(handler, settings, sock)
+            if siblings is not None:
+                await siblings.open()
             beating = group.create_task(beacons.run(), name="beacons")
             tasks += [
                 group.create_task(snapshots.run(), name="snapshots"),
@@ -209,7 +230,10 @@ async def run_gateway(
                     limits=limits,
                     accounting=accounting,
                 )
-                await _drain(gateway, server, beacons, adapters)
+                has_successor = succeeded()
+                if has_successor:
+                    await server.hand_over(min(HAND_OVER_S, settings.drain_s / 2))
+                await _drain(gateway, server, beacons, adapters, has_successor=has_successor)
             finally:
                 await server.close()
             # Nothing may follow the last word.
@@ -227,6 +251,8 @@ async def run_gateway(
             adapters.close()
             prober.close()
     finally:
+        if siblings is not None:
+            await siblings.close()
         await agents.close()
         await limits_beacons.close()
         await client.close()
@@ -269,7 +295,9 @@ def _may_listen(gateway: Gateway, hosts: Sequence[str], settings: GatewaySetting
         raise FatalError(problem)
 
 
-async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:
+async def _listen(
+    handler: RequestHandler, settings: GatewaySettings, sock: socket.socket | None
+) -> Server:
     host, _, port = settings.listen.rpartition(":")
     return await serve(
         handler,
@@ -278,14 +306,25 @@ async def _listen(handler: RequestHandler, settings: GatewaySettings) -> Server:
         ServerLimits(
             body_bytes=settings.body_limit_bytes, body_memory_bytes=settings.body_memory_bytes
         ),
+        sock=sock,
         budget=BodyBudget(settings.body_budget_bytes),
     )
 
 
-async def _drain(gateway: Gateway, server: Server, beacons: Beacons, adapters: Adapters) -> None:
-    """New requests are turned away; running and waiting ones get their time."""
+async def _drain(
+    gateway: Gateway,
+    server: Server,
+    beacons: Beacons,
+    adapters: Adapters,
+    *,
+    has_successor: bool,
+) -> None:
+    """New requests are turned away; running and waiting ones get their time.
+
+    With a successor none are new but those that were on their way here: they are served.
+    """
     drain_s = gateway.settings.drain_s
-    gateway.draining = True
+    gateway.draining = not has_successor
     beacons.edge(True)
     # Whoever still waits shortly before the end is told to come back instead of being cut off.
     loop = asyncio.get_running_loop()
@@ -322,8 +361,16 @@ def _nowhere(_: bytes) -> None:
 
 
 async def main(service: Service) -> None:
-    """The gateway as a service of the yard. Raises SecretMissing, FatalError."""
+    """The gateway as a service of the yard: this process, or the parent of several workers.
+
+    Raises SecretMissing, FatalError.
+    """
     settings = service.settings
+    worker = as_worker(os.environ)
+    if worker is None and settings.gateway.workers > 1:
+        await run_crew(service, sys.argv[1:])
+        return
+    sock = inherited_socket(os.environ) if worker is None else worker.sock
     keys = engine_keys(read_secret(yard_secret_path(service.data)))
     user = service.nats_user(USER)
     connection = await connect(
@@ -337,6 +384,13 @@ async def main(service: Service) -> None:
     )
     opened = asyncio.Event()
 
+    def succeed() -> None:
+        service.signal = signal.SIGHUP
+        service.stopping.set()
+
+    if worker is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, succeed)
+
     async def serving() -> None:
         async with run_gateway(
             service.id,
@@ -347,9 +401,14 @@ async def main(service: Service) -> None:
             engine_key=keys,
             prefix=settings.yard.prefix,
             access=AccessLog() if log.isEnabledFor(logging.INFO) else AccessLog(_nowhere),
+            sock=sock,
+            succeeded=lambda: service.signal == signal.SIGHUP,
+            worker=worker,
         ):
             opened.set()
             calm_collector()
+            if worker is not None:
+                worker.serves()
             await service.stopping.wait()
 
     try:

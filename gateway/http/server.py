@@ -5,6 +5,7 @@ than the request's parsing.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 from email.utils import formatdate
@@ -41,6 +42,7 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._quiet: asyncio.Future[None] | None = None
         self._empty: asyncio.Future[None] | None = None
+        self._moved: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self, host: str, port: int, sock: socket.socket | None) -> None:
@@ -55,6 +57,22 @@ class Server:
             self._server = await self._loop.create_server(connection, host, port, backlog=BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweep()
+
+    async def hand_over(self, timeout_s: float) -> None:
+        """Leaves the port to others who listen on it already, so that no client is turned away.
+
+        Every answer from now on is the last on its connection. Idle connections stay open meanwhile: a request may
+        be on its way on them. Returns once none is idle, or after `timeout_s`; `drain` comes behind it.
+        """
+        self.draining = True
+        self._stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                self._moved = moved = asyncio.Event()
+                while not all(connection.busy for connection in self.connections):
+                    await moved.wait()
+                    moved.clear()
+        self._moved = None
 
     async def drain(self, timeout_s: float) -> int:
         """Stops listening, ends idle connections and waits for running requests.
@@ -109,12 +127,16 @@ class Server:
     def closed(self, connection: ServerProtocol) -> None:
         """Its connection is gone."""
         self.connections.discard(connection)
+        if self._moved is not None:
+            self._moved.set()
         if not self.connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 
     def begun(self) -> None:
         """A handler starts."""
         self.active += 1
+        if self._moved is not None:
+            self._moved.set()
 
     def done(self) -> None:
         """A handler ended."""

@@ -52,14 +52,25 @@ class GatewayProcess:
     """The service as `yardctl up` starts it."""
 
     def __init__(
-        self, nats: NatsServer, data: Path, id: str = "gw-1", host: str = "127.0.0.1"
+        self,
+        nats: NatsServer,
+        data: Path,
+        id: str = "gw-1",
+        host: str = "127.0.0.1",
+        more: tuple[str, ...] = (),
     ) -> None:
         self.port = free_port()
         self._id = id
         self._host = host
+        self._more = more
         self._nats = nats
         self._data = data
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def url(self) -> str:
@@ -73,7 +84,7 @@ class GatewayProcess:
                 "-m",
                 "gateway",
                 *("--data", str(self._data), "--nats", self._nats.url),
-                *("--listen", f"{self._host}:{self.port}", "--id", self._id),
+                *("--listen", f"{self._host}:{self.port}", "--id", self._id, *self._more),
                 env=os.environ | {"YARD_GATEWAY_DRAIN_S": "5"},
                 stderr=log,
             )

@@ -1,0 +1,150 @@
+"""Listening sockets that were inherited, and a server that leaves its port to another."""
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from events.service import FatalError
+from gateway import listening
+from gateway.http.messages import Request, Responder
+from gateway.http.server import serve
+from gateway.listening import bound_socket, inherited_socket, socket_of
+from gateway.siblings import Siblings
+from tests.support.aio import run
+from tests.support.http_wire import connected, post
+
+GET = b"GET / HTTP/1.1\r\nhost: yard\r\n\r\n"
+
+
+def test_a_socket_for_this_process_is_taken_and_not_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as left:
+        copy = os.dup(left.fileno())
+        monkeypatch.setattr(listening, "FIRST_FD", copy)
+        os.set_inheritable(copy, True)
+        environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "x"}
+        taken = inherited_socket(environment)
+        assert taken is not None
+        with taken:
+            assert taken.getsockname() == left.getsockname()
+            assert not os.get_inheritable(copy)
+        assert environment == {}
+
+
+@pytest.mark.parametrize("pid", ["1", "", "x"])
+def test_a_socket_for_another_process_is_left_alone(pid: str) -> None:
+    assert inherited_socket({"LISTEN_FDS": "1", "LISTEN_PID": pid}) is None
+    assert inherited_socket({}) is None
+
+
+def test_what_is_no_socket_to_serve_on_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    several = {"LISTEN_FDS": "2", "LISTEN_PID": str(os.getpid())}
+    with pytest.raises(FatalError, match="2 were inherited"):
+        inherited_socket(several)
+    with (tmp_path / "file").open("w") as file, pytest.raises(FatalError, match="no socket"):
+        socket_of(os.dup(file.fileno()))
+    with socket.socket(socket.AF_UNIX) as local, pytest.raises(FatalError, match="no TCP"):
+        socket_of(os.dup(local.fileno()))
+
+
+def test_a_bound_address_refuses_until_somebody_listens_and_a_taken_one_is_said() -> None:
+    with bound_socket("127.0.0.1:0") as bound:
+        port = bound.getsockname()[1]
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+        bound.listen(1)
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) == 0
+        with pytest.raises(FatalError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bound_socket(f"127.0.0.1:{port}")
+
+
+def test_a_program_serves_on_the_socket_a_service_manager_left_it(tmp_path: Path) -> None:
+    """As systemd does it: descriptor 3, LISTEN_FDS=1 and the pid of the process itself."""
+    program = (
+        "import os\n"
+        "from gateway.listening import inherited_socket\n"
+        "s = inherited_socket(os.environ)\n"
+        "print(s.getsockname()[1], 'LISTEN_FDS' in os.environ)\n"
+    )
+    shell = f'LISTEN_FDS=1 LISTEN_PID=$$ exec {sys.executable} -c "$0" 3<&$1'
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as left:
+            process = await asyncio.create_subprocess_exec(
+                *("bash", "-c", shell, program, str(left.fileno())),
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(left.fileno(),),
+            )
+            out, _ = await process.communicate()
+            assert out.decode().split() == [str(left.getsockname()[1]), "False"]
+
+    run(story())
+
+
+def test_a_server_that_hands_over_answers_what_comes_on_open_connections() -> None:
+    async def story() -> None:
+        async def handle(request: Request, respond: Responder) -> None:
+            await request.body.read_all()
+            await respond.send(200, (), b"old")
+
+        with bound_socket("127.0.0.1:0") as sock:
+            server = await serve(handle, "", 0, sock=sock.dup())
+            async with connected(server.port) as used, connected(server.port) as idle:
+                for peer in (used, idle):
+                    await peer.send(GET)
+                    assert (await peer.message())[1] == b"old"
+                leaving = asyncio.create_task(server.hand_over(5.0))
+                await asyncio.sleep(0)
+                # Its port is another's by now, and a request on an open connection is served, once more.
+                await used.send(post(b"{}"))
+                head, body = await used.message()
+                assert (head.split(b"\r\n")[0], body) == (b"HTTP/1.1 200 OK", b"old")
+                assert b"connection: close" in head
+                await used.gone()
+                assert not leaving.done()
+                await idle.send(GET)
+                assert (await idle.message())[1] == b"old"
+                await asyncio.wait_for(leaving, 2.0)
+                assert await server.drain(1.0) == 0
+
+    run(story())
+
+
+def test_idle_connections_do_not_hold_up_a_successor_for_ever() -> None:
+    async def story() -> None:
+        async def handle(request: Request, respond: Responder) -> None:
+            await respond.send(200, (), b"old")
+
+        server = await serve(handle, "127.0.0.1", 0)
+        async with connected(server.port) as idle:
+            await idle.send(GET)
+            await idle.message()
+            await server.hand_over(0.1)
+            await server.drain(1.0)
+            await idle.gone()
+
+    run(story())
+
+
+def test_any_worker_shows_the_numbers_of_all_that_answer(tmp_path: Path) -> None:
+    async def story() -> None:
+        workers = [
+            Siblings(tmp_path / "w", n, lambda n=n: b"# TYPE x gauge\nx %d\n" % n)
+            for n in (1, 2, 3)
+        ]
+        for worker in workers:
+            await worker.open()
+        await workers[2].close()
+        (tmp_path / "w" / "9.sock").touch()  # of one that was killed
+        for worker in workers[:2]:
+            assert await worker.page() == b'# TYPE x gauge\nx{worker="1"} 1\nx{worker="2"} 2\n'
+        for worker in workers[:2]:
+            await worker.close()
+
+    run(story())
