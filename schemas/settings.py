@@ -169,14 +169,6 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             le=64,
         ),
     ] = 0
-    workers: Annotated[
-        int,
-        Meta(
-            description="Processes that serve on the one port, each a gateway of its own to the yard; 0 or 1 = this one alone.",
-            ge=0,
-            le=64,
-        ),
-    ] = 0
     keys: Annotated[
         Literal["auto", "required", "off"],
         Meta(
