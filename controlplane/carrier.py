@@ -144,7 +144,13 @@ class Carrier:
                     extra={"what": decision.what, "error": behind},
                 )
         try:
-            drafts = drafts_of(decision, line, world.heads, self._prefix)
+            drafts = drafts_of(
+                decision,
+                line,
+                world.heads,
+                self._prefix,
+                traceparent="" if consumed is None else consumed.traceparent,
+            )
             with self._metrics.append_s.time():
                 appended = await self._events.append_batch(
                     drafts, epoch=term, fence=Fence(subject=self._current, seq=term)

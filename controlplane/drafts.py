@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from controlplane.domain.decision import Decision
 from controlplane.domain.world import NO_HEAD, Head
@@ -44,11 +45,16 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 def drafts_of(
-    decision: Decision, line: Line, heads: Mapping[str, Head], prefix: str
+    decision: Decision,
+    line: Line,
+    heads: Mapping[str, Head],
+    prefix: str,
+    traceparent: str = "",
 ) -> tuple[Draft, ...]:
     """The batch, in order: the changes, the outcome if there is one, the line of leader.log.
 
-    The line comes last because it carries the fence in place of an expectation of its own.
+    The line comes last because it carries the fence in place of an expectation of its own. `traceparent` is the trace of
+    the request whose wish it decides about; every event of it carries that.
     Raises NotWritable, and ValueError when a decision changes one subject twice.
     """
     correlation = decision.correlationid or (decision.outcome.id if decision.outcome else None)
@@ -96,6 +102,8 @@ def drafts_of(
             correlationid=correlation,
         )
     )
+    if traceparent:
+        return tuple(replace(d, traceparent=traceparent) for d in drafts)
     return tuple(drafts)
 
 
@@ -153,6 +161,7 @@ def recorded(
         state=draft.state,
         causationid=draft.causationid,
         correlationid=draft.correlationid,
+        traceparent=draft.traceparent,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from events.codec import UNREADABLE, encode_command, encode_event, is_tombstone
-from events.envelope import MSG_ID, TTL, event_headers
+from events.envelope import MSG_ID, TRACEPARENT, TTL, event_headers
 from events.log import (
     Appended,
     Conflict,
@@ -104,7 +104,13 @@ class Appender:
         return await self._append_many(tuple(drafts), epoch, fence)
 
     async def send(
-        self, actor_subject: str, command: Command, *, message_id: str | None, ttl_s: int | None
+        self,
+        actor_subject: str,
+        command: Command,
+        *,
+        message_id: str | None,
+        ttl_s: int | None,
+        traceparent: str = "",
     ) -> int:
         """Stores one command on its subject; its id (or `message_id`) makes a repetition harmless."""
         body = encode_command(command)
@@ -113,6 +119,8 @@ class Appender:
             headers = {MSG_ID: message_id or command.id}
             if ttl_s is not None:
                 headers[TTL] = str(ttl_s)
+            if traceparent:
+                headers[TRACEPARENT] = traceparent
             ack = await self._publish_acked(actor_subject, body, headers)
             return Appended(seqs=(ack.seq,), ids=(command.id,))
 

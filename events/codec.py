@@ -27,7 +27,8 @@ UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class StoredMessage(Struct, frozen=True, kw_only=True):
     """Bytes of a stream as the server hands them over; sequence and time are the server's.
 
-    `origin` is the sequence in the stream this message was sourced from, 0 when it was not.
+    `origin` is the sequence in the stream this message was sourced from, 0 when it was not; `traceparent` the header
+    of that name.
     """
 
     seq: int
@@ -35,6 +36,7 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
     payload: bytes
     stored_at: datetime
     origin: int = 0
+    traceparent: str = ""
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ def encode_event(
             epoch=epoch,
             correlationid=draft.correlationid or msgspec.UNSET,
             causationid=draft.causationid or msgspec.UNSET,
+            traceparent=draft.traceparent or msgspec.UNSET,
             data=Data(
                 state=_NULL if draft.state is None else Raw(_ENCODER.encode(draft.state)),
                 change=Raw(_ENCODER.encode(draft.event)),
@@ -239,6 +242,7 @@ def _recorded(
         state=state,
         causationid=envelope.causationid,
         correlationid=envelope.correlationid,
+        traceparent=envelope.traceparent,
         problem=problem,
         source=envelope.source,
     )
@@ -314,4 +318,5 @@ def decode_command(message: StoredMessage, prefix: str = PREFIX) -> StoredComman
         command=None if problem else command,
         problem=problem,
         id=id_,
+        traceparent=message.traceparent,
     )

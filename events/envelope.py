@@ -3,6 +3,7 @@
 Pure: a clock's reading and random bytes are arguments. It knows nothing of nouns; `events/codec.py` does.
 """
 
+import re
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -25,6 +26,7 @@ BATCH_COMMIT: Final = "Nats-Batch-Commit"
 ROLLUP: Final = "Nats-Rollup"
 TTL: Final = "Nats-TTL"
 SOURCE: Final = "Nats-Stream-Source"
+TRACEPARENT: Final = "traceparent"
 YARD_TYPE: Final = "Yard-Type"
 YARD_REV: Final = "Yard-Rev"
 
@@ -79,6 +81,7 @@ class Written(Struct, frozen=True, kw_only=True):
     data: Data
     correlationid: str | msgspec.UnsetType = msgspec.UNSET
     causationid: str | msgspec.UnsetType = msgspec.UNSET
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def uuid7(now: datetime, random: bytes) -> str:
@@ -95,6 +98,14 @@ def uuid7(now: datetime, random: bytes) -> str:
     raw[8] = (raw[8] & 0x3F) | 0x80
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def traceparent_of(header: str | None) -> str:
+    """What a `traceparent` header says (W3C Trace Context); empty for anything else."""
+    return header if header is not None and _TRACEPARENT.fullmatch(header) else ""
 
 
 def origin_of(source: str | None) -> int:

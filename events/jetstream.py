@@ -129,6 +129,7 @@ class JetStreamLog:
         *,
         message_id: str | None = None,
         ttl_s: int | None = None,
+        traceparent: str = "",
     ) -> int:
         """See EventLog.send."""
         return await self._appender.send(
@@ -136,6 +137,7 @@ class JetStreamLog:
             command,
             message_id=message_id,
             ttl_s=ttl_s,
+            traceparent=traceparent,
         )
 
     def follow_commands(self, *, after: int) -> JetStreamCommandFollower:

@@ -75,6 +75,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     causationid: str | None = None
     correlationid: str | None = None
     ttl_s: int | None = None
+    traceparent: str | None = None
+    """The trace of the request it was decided for, as W3C Trace Context has it."""
     time: datetime | None = None
     """The event's own time when it is reported later than it happened; None = now."""
 
@@ -116,6 +118,7 @@ class Recorded(Struct, frozen=True, kw_only=True):
     state: State | None
     causationid: str | None = None
     correlationid: str | None = None
+    traceparent: str | None = None
     problem: str | None = None
     source: str = ""
     """Who wrote it, as a CloudEvents source: `/cp/<instance>` or `/agent/<node>`."""
@@ -171,6 +174,8 @@ class StoredCommand(Struct, frozen=True, kw_only=True):
     problem: str | None = None
     id: str | None = None
     """The id when it could be read although the rest could not: a rejection can still be addressed."""
+    traceparent: str = ""
+    """The trace of the request it was sent for, if any."""
 
 
 class CommandFollower(Protocol):
@@ -281,10 +286,12 @@ class EventLog(Protocol):
         *,
         message_id: str | None = None,
         ttl_s: int | None = None,
+        traceparent: str = "",
     ) -> int:
         """Publishes a command; returns its sequence once durable. Raises Unavailable, LogFull, Misconfigured.
 
-        `message_id` overrides the dedupe id (gateways' activate), `ttl_s` lets the server forget it.
+        `message_id` overrides the dedupe id (gateways' activate), `ttl_s` lets the server forget it,
+        `traceparent` is the trace of the request it is sent for.
         """
         ...
 

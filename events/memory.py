@@ -125,6 +125,7 @@ class MemoryLog:
         *,
         message_id: str | None = None,
         ttl_s: int | None = None,
+        traceparent: str = "",
     ) -> int:
         """See EventLog.send."""
         return await self._appender.send(
@@ -132,6 +133,7 @@ class MemoryLog:
             command,
             message_id=message_id,
             ttl_s=ttl_s,
+            traceparent=traceparent,
         )
 
     def follow_commands(self, *, after: int) -> "MemoryCommandFollower":

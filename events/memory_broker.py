@@ -25,7 +25,9 @@ from events.envelope import (
     EXPECTED_STREAM,
     MSG_ID,
     ROLLUP,
+    TRACEPARENT,
     TTL,
+    traceparent_of,
 )
 from events.ids import new_id, utc_now
 from events.lookup import NO_MESSAGE
@@ -101,7 +103,13 @@ class MemoryStream:
         if headers.get(ROLLUP) == "sub":
             for old in list(self.subjects.get(subject, ())):
                 self.remove(old)
-        message = StoredMessage(seq=seq, subject=subject, payload=payload, stored_at=now)
+        message = StoredMessage(
+            seq=seq,
+            subject=subject,
+            payload=payload,
+            stored_at=now,
+            traceparent=traceparent_of(headers.get(TRACEPARENT)),
+        )
         self.messages[seq] = message
         self.copies.append(message)
         self.order.append(seq)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from events.codec import StoredMessage
 from events.connection import Connection, Handle
 from events.delivery import DESCRIPTION, Message
-from events.envelope import SOURCE, origin_of
+from events.envelope import SOURCE, TRACEPARENT, origin_of, traceparent_of
 from events.log import Misconfigured
 from events.retry import ServerError, pause_s
 from events.transport import Denied, TransportError
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_NS: Final = 1_000_000_000
 _SOURCED: Final = SOURCE.encode()
+_TRACED: Final = TRACEPARENT.encode()
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -202,6 +203,9 @@ class StandingPull:
                         payload=message.data,
                         stored_at=_EPOCH + timedelta(microseconds=nanos // 1000),
                         origin=origin_of(message.header(SOURCE)) if _SOURCED in message.head else 0,
+                        traceparent=traceparent_of(message.header(TRACEPARENT))
+                        if _TRACED in message.head
+                        else "",
                     ),
                     int(fields[at + 4]),
                 )

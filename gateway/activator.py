@@ -113,7 +113,13 @@ class Activator:
             self._commands[key] = command
         self._metrics.activates.inc()
         try:
-            seq = await self._events.send(ACTOR, command, message_id=message_id, ttl_s=demand.TTL_S)
+            seq = await self._events.send(
+                ACTOR,
+                command,
+                message_id=message_id,
+                ttl_s=demand.TTL_S,
+                traceparent=self._gateway.traceparent_of(key),
+            )
         except LogError as error:
             self._metrics.activates_failed.inc()
             level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR

@@ -234,6 +234,7 @@ class Inference:
                 # One that was served here before its replica went is not refused because of that.
                 caller=ANYBODY if served.moves or served.stood else served.caller,
                 priority=sending.request.headers.get(b"x-yard-priority"),
+                traceparent=timeline.trace.traceparent.decode(),
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )

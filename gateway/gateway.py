@@ -469,6 +469,13 @@ class Gateway:
                 return ticket.waiter.joined_s
         return None
 
+    def traceparent_of(self, key: Key) -> str:
+        """The trace of whoever waits longest for `key`: a wish is sent for them."""
+        for ticket in self._tickets.values():
+            if ticket.waiter.key == key and ticket.asked is not None:
+                return ticket.asked.traceparent
+        return ""
+
     def _turn_away(self, key: Key) -> None:
         """Answers those who may not start what nobody starts any more."""
         table = self.table

@@ -40,7 +40,7 @@ class Asked:
     """What a waiting request will ask of an engine; `abort` as in Run.
 
     `seeking` is what one for an adapter has met so far; `caller` whose rights it has; `priority` is the header by
-    which it lowers its own.
+    which it lowers its own, `traceparent` its trace.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Asked:
     seeking: Seeking | None = None
     caller: Caller = ANYBODY
     priority: bytes | None = None
+    traceparent: str = ""
 
     @property
     def want(self) -> tuple[str, str, CardRef | None]:

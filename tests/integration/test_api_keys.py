@@ -15,8 +15,10 @@ from controlplane.ctl import keyacts
 from controlplane.ctl.newkey import make_key
 from controlplane.identifiers import new_ids
 from events.ids import new_id
+from events.log import Recorded
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
+from events.subjects import event_subject
 from schemas import api as bodies
 from schemas.commands import Command, CommandBody, KeyChange, KeyCreate, KeyRevoke, Outcome
 from tests.support.aio import run, until
@@ -158,5 +160,29 @@ def test_what_yardctl_prints_is_a_key_the_log_knows_by_hash_alone(
         assert secret not in told.text
         for file in (tmp_path / "cp-1").rglob("*"):
             assert not file.is_file() or secret.encode() not in file.read_bytes()
+
+    tell(tmp_path, story)
+
+
+def test_the_events_of_a_decision_carry_the_trace_of_the_command_behind_it(tmp_path: Path) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    async def story(yard: Yard, client: httpx.AsyncClient) -> None:
+        traced = Command(id=new_id(), body=KeyCreate(id=ID, name="ci", hash=HASH))
+        await yard.admin.send("anna", traced, traceparent=trace)
+        world = yard.plane.leader.world
+        await until(lambda: traced.id in world.outcomes, "an outcome")
+        await yard.send(KeyCreate(id=OTHER, name="other", hash=HASH))
+        for id_, said, told in (
+            (ID, traced.id, trace),
+            (OTHER, "", None),
+        ):
+            subjects = [event_subject("key", id_)]
+            if said:
+                subjects.append(event_subject("command", said))
+            for subject in subjects:
+                last = await yard.admin.last(subject)
+                assert isinstance(last, Recorded)
+                assert last.traceparent == told
 
     tell(tmp_path, story)

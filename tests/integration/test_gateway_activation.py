@@ -531,3 +531,26 @@ def test_req_x3_a_crowd_that_leaves_leaves_the_load_to_go_on(tmp_path: Path) -> 
             assert len(engine.seen) == 1
 
     run(story())
+
+
+def test_a_wish_carries_the_trace_of_whoever_waits_for_it(tmp_path: Path) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            engine = await yard.engine()
+            gateway = await yard.gateway()
+            headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+            async with yard.client(gateway) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat(), headers=headers))
+                await yard.wish()
+                (stored,) = yard.broker.commands.messages.values()
+                await yard.replica(engine)
+                assert (await asked).status_code == 200
+            # The load hangs below this gateway's span, as the request at the engine does.
+            assert stored.traceparent == engine.seen[0].headers["traceparent"]
+            assert stored.traceparent.split("-")[1] == trace
+            nothing_left(gateway)
+
+    run(story())
