@@ -235,7 +235,7 @@ class Admin:
                 gateway.pins.trusted(gateway.clock.now_s()),
             ),
             "yard_gateway_ejected": one(
-                "Replicas that did not answer this gateway as they should.", len(gateway.ejected)
+                "Replicas that did not answer this gateway as they should.", len(gateway.ejections)
             ),
         }
 

@@ -13,6 +13,7 @@ from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.keytable import ANYBODY
 from gateway.domain.names import Place
+from gateway.domain.outliers import is_good
 from gateway.domain.places import RESPONSE, RESPONSES
 from gateway.domain.reasons import reason_headers
 from gateway.domain.responseids import Kept, ResponseIds, id_in
@@ -378,6 +379,7 @@ class Inference:
         except ConnectFailed as error:
             raise self._lost(run, "refused_connection", error.reason) from error
         except (EngineGone, BadEngineAnswer) as error:
+            self._judge(run, exchange, good=False)
             raise self._lost(run, "broke", error.reason) from error
         except _Lost as lost:
             raise self._lost(run, lost.loss, str(lost)) from None
@@ -386,6 +388,7 @@ class Inference:
             self._count_wait(served, run.model)
             if exchange.stalled:
                 self._stalled(run)
+        self._judge(run, exchange, good=is_good(relayed.status, complete=relayed.complete))
         served.status = relayed.status
         served.sent_bytes = relayed.sent_bytes
         served.complete = relayed.complete
@@ -493,6 +496,11 @@ class Inference:
             return (_waited(served), *reasons)
         self._metrics.count_adapter(served.model, served.how)
         return (_waited(served), *reasons, _HOW[served.how])
+
+    def _judge(self, run: Run, exchange: Exchange, *, good: bool) -> None:
+        """What the end of a request says of its replica; nothing where the log ended it, or a stall was told already."""
+        if run.lost is None and not exchange.stalled:
+            self._gateway.judge(run.replica, good=good)
 
     def _stalled(self, run: Run) -> None:
         """Its engine was silent for too long: told once for each request that it happened to."""

@@ -55,6 +55,7 @@ from gateway.domain.table import (
 from gateway.domain.turns import BUSY, Busy
 from gateway.domain.usage import Usage
 from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
+from gateway.ejections import Ejections
 from gateway.inhand import Asked, Run, Ticket
 from gateway.line import Line
 from schemas.model import Model
@@ -104,20 +105,25 @@ class Gateway:
             max_requests=settings.waiting_requests,
             max_bytes=settings.waiting_bytes,
         )
-        self.ejected: dict[str, Loss | str] = {}
-        self._ejected_ids: frozenset[str] = frozenset()
+        self.ejections = Ejections(clock)
+        self.ejections.on_probe = lambda replica: self.on_suspect(replica)
         self.on_demand: Callable[[Key], None] = lambda key: None
         self.on_edge: Callable[[bool], None] = lambda urgent: None
         self.on_suspect: Callable[[Replica], None] = lambda replica: None
         self.on_node: Callable[[], None] = lambda: None
         self.on_model_gone: Callable[[str], None] = lambda model: None
-        self.on_stall: Callable[[Replica], None] = lambda replica: None
+        self.on_stall: Callable[[Replica], None] = lambda replica: self.judge(replica, good=False)
         self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
         self._tickets: dict[int, Ticket] = {}
         self._some_may_not_start = False
         self._runs: dict[str, set[Run]] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._grace_timers: set[asyncio.TimerHandle] = set()
+
+    @property
+    def ejected(self) -> Mapping[str, Loss | str]:
+        """Replicas that did not answer, and how."""
+        return self.ejections.refused
 
     @property
     def pins(self) -> Pins:
@@ -131,7 +137,7 @@ class Gateway:
             synced=self.synced,
             connected=self.is_connected(),
             draining=draining,
-            ejected=self._ejected_ids,
+            ejected=self.ejections.refused_ids,
         )
 
     def admit(
@@ -168,6 +174,8 @@ class Gateway:
         """
         adapted: Adapted | None = None
         candidates = route.candidates
+        if needs_seat:
+            candidates = self.ejections.outliers.without(candidates)
         limit = route.model.concurrency
         if limit and needs_seat:
             if not has_turn and self.line.has(route.model.name):
@@ -319,15 +327,18 @@ class Gateway:
         known = None if self.table is None else self.table.replicas.get(replica.id)
         if known is None or known.endpoint != replica.endpoint or known.phase not in SERVING_PHASES:
             return  # The log knows already that this launch is over, or parked.
-        if replica.id not in self.ejected:
-            self.ejected[replica.id] = loss
-            self._ejected_ids = frozenset(self.ejected)
-            log.warning(
-                "replica ejected",
-                extra={"replica": replica.id, "model": replica.model, "loss": loss},
-            )
+        self.ejections.refuse(replica, loss)
         self.on_suspect(replica)
         self.line.look(replica.model)
+
+    def judge(self, replica: Replica, *, good: bool) -> None:
+        """It answered a request as an engine should, or failed it: who fails often is left out for a while."""
+        if good:
+            self.ejections.outliers.good(replica.id)
+            return
+        table = self.table
+        if table is not None and replica.id in table.replicas:
+            self.ejections.judge(replica, table.routable(replica.model), good=False)
 
     def why_broke(self, replica_id: str) -> str | None:
         """Why an answer of this replica broke off, when it was asked to leave; None: nobody asked it."""
@@ -336,9 +347,8 @@ class Gateway:
 
     def trust(self, replica_id: str) -> None:
         """A probe passed, or the replica is over: routing follows the log again."""
-        if self.ejected.pop(replica_id, None) is None:
+        if not self.ejections.passed(replica_id):
             return
-        self._ejected_ids = frozenset(self.ejected)
         replica = None if self.table is None else self.table.replicas.get(replica_id)
         if replica is not None:
             self.settle_model(replica.model)
@@ -358,8 +368,10 @@ class Gateway:
         for replica in table.replicas.values():
             if replica.phase in RESTED:
                 self._rested(replica)
-        for replica_id in [r for r in self.ejected if r not in table.replicas]:
-            self.trust(replica_id)
+        ejected = {*self.ejections.refused, *self.ejections.outliers.until_s}
+        for replica_id in ejected - table.replicas.keys():
+            self.ejections.over(replica_id)
+        self._recheck()
         if before is not None:
             for replica_id in before.replicas.keys() - table.replicas.keys():
                 self.desk.replica_over(replica_id)
@@ -406,8 +418,7 @@ class Gateway:
                     if after is not None and after.phase in RESTED:
                         self._rested(after)  # 4
                     if known.id not in table.replicas:
-                        self.trust(known.id)
-                        self.desk.replica_over(known.id)
+                        self._over(known.id)
                         if known.endpoint is not None:
                             self.on_endpoint_gone(known.endpoint)
                     if after is not None and after.phase == "failed":
@@ -423,6 +434,7 @@ class Gateway:
                 case NodeTouched():
                     everybody = True
                     self.on_node()
+        self._recheck()
         # In one pass: a node's event must not cost everybody who waits times all models.
         for key in self.room.waited_for():
             if everybody or key[0] in touched:
@@ -573,11 +585,24 @@ class Gateway:
                 run.abort(why)
 
     def _rested(self, replica: Replica) -> None:
-        """A replica was parked: what was suspected of it and every connection to it are of the past."""
-        self.trust(replica.id)
-        self.desk.replica_over(replica.id)
+        """A replica was parked: every connection to it is of the past."""
+        self._over(replica.id)
         if replica.endpoint is not None:
             self.on_endpoint_gone(replica.endpoint)
+
+    def _over(self, replica_id: str) -> None:
+        """The launch is over, or parked: what was suspected of it is of the past."""
+        self.ejections.over(replica_id)
+        self.desk.replica_over(replica_id)
+
+    def _recheck(self) -> None:
+        """Never more than half of a model's replicas are left out for their answers, however many are ready now."""
+        table = self.table
+        outliers = self.ejections.outliers
+        if table is None or not outliers:
+            return
+        for model in {table.replicas[r].model for r in outliers.until_s if r in table.replicas}:
+            self.ejections.recheck(table.routable(model))
 
     def _forget_model(self, model: str) -> None:
         self.usage.forget_model(model)
@@ -591,7 +616,7 @@ class Gateway:
         model, scope = key
         if table is not None and (ready := table.routable(model, scope)):
             # One that answers here can only be of no use to who waits for an adapter.
-            answers = any(r.id not in self._ejected_ids for r in ready)
+            answers = any(r.id not in self.ejections.refused for r in ready)
             reply = loads_none_yet(model) if answers else out_of_reach(model)
         elif table is not None and not table.may_ask_for(scope):
             reply = no_cards_yet(model, scope)
@@ -613,6 +638,7 @@ class Gateway:
         for handle in self._grace_timers:
             handle.cancel()
         self._grace_timers.clear()
+        self.ejections.close()
 
     @property
     def open_tickets(self) -> int:
