@@ -153,6 +153,9 @@ def cli(context: click.Context, data: Path | None, nats: str | None, api: str | 
 @click.option("--gateway-port", type=click.IntRange(0, 65535), default=8080, show_default=True)
 @click.option("--api-port", type=click.IntRange(0, 65535), default=8081, show_default=True)
 @click.option("--nats-port", type=click.IntRange(0, 65535), default=4222, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), help="Processes of the gateway, on its one port."
+)
 @click.option("--catalog", type=click.Path(path_type=Path), help="Applied once the yard is up.")
 @click.option("--config", type=click.Path(path_type=Path), help="YAML file of settings.")
 @click.pass_context

@@ -85,6 +85,8 @@ class UpOptions:
     gateway_port: int = 8080
     api_port: int = 8081
     nats_port: int = 4222
+    workers: int | None = None
+    """Processes of the gateway; None: what the settings say."""
     catalog: Path | None = None
     config: Path | None = None
     more_gateways: int = 0
@@ -313,6 +315,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             f"{HOST}:{yard.gateway_port}",
             "--id",
             "gw-1",
+            *([] if options.workers is None else ["--workers", str(options.workers)]),
             orphan_signal=signal.SIGKILL,
             stop_grace_s=35.0,
         ),

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -310,7 +309,7 @@ def test_the_openai_client_reads_such_a_stream_and_its_error(tmp_path: Path) -> 
                 api_key="none",
                 max_retries=0,
                 default_headers=HEADER,
-                http_client=httpx.AsyncClient(timeout=20.0),
+                timeout=20.0,
             ) as client:
 
                 async def ask() -> str:

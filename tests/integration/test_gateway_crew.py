@@ -1,0 +1,160 @@
+"""The parent of workers with workers of three lines: who is started, succeeded, given up, and when not."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from events.service import FatalError
+from gateway import workers
+from gateway.workers import Crew
+from tests.support.aio import run, until
+
+PROGRAM = """
+import os, signal, sys, time
+folder, id = sys.argv[1], sys.argv[-1]
+log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def said(what): os.write(log, f"{id} {what}\\n".encode())
+def end(number, frame):
+    said({signal.SIGTERM: "term", signal.SIGHUP: "hup"}[number]); sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)
+said("started")
+if os.path.exists(folder + "/broken"): sys.exit(7)
+os.fstat(int(os.environ["YARD_WORKER_SOCKET"]))
+os.write(int(os.environ["YARD_WORKER_READY"]), b"1")
+said("serves")
+while True: time.sleep(60)
+"""
+
+
+@dataclass
+class Scene:
+    crew: Crew
+    folder: Path
+    running: "asyncio.Task[None]"
+    stopping: asyncio.Event
+
+    def said(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def break_new_ones(self, *, broken: bool = True) -> None:
+        path = self.folder / "broken"
+        path.touch() if broken else path.unlink()
+
+    async def until_said(self, *lines: str) -> None:
+        await until(lambda: set(lines) <= set(self.said()), f"{lines}", timeout_s=20.0)
+
+    def pid_of(self, number: int) -> int:
+        return next(w.process.pid for w in self.crew._all if w.number == number)
+
+
+@asynccontextmanager
+async def a_crew(folder: Path, count: int = 2) -> AsyncIterator[Scene]:
+    stopping = asyncio.Event()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        argv = (sys.executable, "-S", "-c", PROGRAM, str(folder))
+        crew = Crew("gw", count, sock, argv, stopping)
+        scene = Scene(crew, folder, asyncio.create_task(crew.run()), stopping)
+        try:
+            yield scene
+        finally:
+            stopping.set()
+            with contextlib.suppress(FatalError):
+                await asyncio.wait_for(scene.running, 10)
+            assert not crew._all, "a worker was left"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RESTART_DELAYS_S", (0.01, 0.02))
+
+
+def test_all_start_under_numbers_of_their_own_and_end_when_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            scene.stopping.set()
+            await asyncio.wait_for(scene.running, 10)
+            assert sorted(scene.said()[-2:]) == ["gw.1 term", "gw.2 term"]
+
+    run(story())
+
+
+def test_one_that_ends_is_started_again_as_often_as_it_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path, 1) as scene:
+            for count in range(1, 4):
+                await until(
+                    lambda n=count: scene.said().count("gw.1 serves") == n, "it to serve", 20.0
+                )
+                os.kill(scene.pid_of(1), signal.SIGKILL)
+
+    run(story(), 60.0)
+
+
+def test_when_none_ever_served_the_parent_ends_with_a_sentence(tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / "broken").touch()
+        async with a_crew(tmp_path) as scene:
+            with pytest.raises(FatalError, match="no worker came to serve"):
+                await asyncio.wait_for(asyncio.shield(scene.running), 20)
+
+    run(story(), 40.0)
+
+
+def test_successors_have_other_numbers_and_the_old_go_once_all_new_ones_serve(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            scene.crew.succeed()
+            await scene.until_said("gw.1 hup", "gw.2 hup")
+            said = scene.said()
+            last_new = max(said.index("gw.3 serves"), said.index("gw.4 serves"))
+            assert last_new < min(said.index("gw.1 hup"), said.index("gw.2 hup"))
+            # The numbers of those that are gone are free again.
+            await until(lambda: len(scene.crew._all) == 2, "the old ones to be gone")
+            scene.crew.succeed()
+            await until(lambda: scene.said().count("gw.1 serves") == 2, "the next", 20.0)
+
+    run(story(), 60.0)
+
+
+def test_successors_that_do_not_serve_leave_the_old_ones_at_work(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            scene.break_new_ones()
+            scene.crew.succeed()
+            await scene.until_said("gw.3 started", "gw.4 started")
+            await until(lambda: len(scene.crew._all) == 2, "the new ones to be gone", 20.0)
+            assert not any(line.endswith("hup") for line in scene.said())
+            # They are still kept: one that is killed is started again.
+            scene.break_new_ones(broken=False)
+            os.kill(scene.pid_of(1), signal.SIGKILL)
+            await until(lambda: scene.said().count("gw.1 serves") == 2, "it to be back", 20.0)
+
+    run(story(), 60.0)
+
+
+def test_an_end_in_the_middle_of_a_succession_ends_old_and_new(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            scene.crew.succeed()
+            await scene.until_said("gw.3 started")
+            scene.stopping.set()
+            await asyncio.wait_for(scene.running, 20)
+
+    run(story(), 60.0)
