@@ -29,6 +29,7 @@ def line_of(item: Recorded | Broken) -> EventLine:
         reason=item.reason,
         causationid=item.causationid,
         correlationid=item.correlationid,
+        traceparent=item.traceparent,
         change=item.event,
         state=item.state,
         problem=item.problem,

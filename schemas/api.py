@@ -321,6 +321,7 @@ class EventLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     causationid: str | None = None
     correlationid: str | None = None
+    traceparent: str | None = None
     change: Any = None
     state: Any = None
     problem: str | None = None

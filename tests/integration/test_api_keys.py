@@ -15,6 +15,7 @@ from controlplane.ctl import keyacts
 from controlplane.ctl.newkey import make_key
 from controlplane.identifiers import new_ids
 from events.ids import new_id
+from events.lines import line_of
 from events.log import Recorded
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
@@ -184,5 +185,6 @@ def test_the_events_of_a_decision_carry_the_trace_of_the_command_behind_it(tmp_p
                 last = await yard.admin.last(subject)
                 assert isinstance(last, Recorded)
                 assert last.traceparent == told
+                assert line_of(last).traceparent == told
 
     tell(tmp_path, story)
