@@ -140,7 +140,11 @@ class Inference:
                     sending.seek(adapter, timeline, served)
                     exchange = self._exchange(timeline)
                     begun = gateway.start(
-                        decision, exchange.abort, sending.seeking, needs_seat=not intake.by_id
+                        decision,
+                        exchange.abort,
+                        sending.seeking,
+                        affinity=sending.affinity,
+                        needs_seat=not intake.by_id,
                     )
                     if isinstance(begun, Busy):
                         if deadline_s is None:
@@ -235,6 +239,7 @@ class Inference:
                 # One that was served here before its replica went is not refused because of that.
                 caller=ANYBODY if served.moves or served.stood else served.caller,
                 priority=sending.request.headers.get(b"x-yard-priority"),
+                affinity=sending.affinity,
                 traceparent=timeline.trace.traceparent.decode(),
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
@@ -291,6 +296,7 @@ class Inference:
                 seeking=sending.seeking,
                 caller=served.caller,
                 priority=sending.request.headers.get(b"x-yard-priority"),
+                affinity=sending.affinity,
             ),
             size_bytes=sending.request.body.size,
             deadline_s=deadline_s,

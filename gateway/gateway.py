@@ -28,6 +28,7 @@ from gateway.domain.admission import (
     timed_out,
     undecided,
 )
+from gateway.domain.affinity import Affinity, prefer
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
 from gateway.domain.oncards import no_cards_yet
@@ -163,6 +164,7 @@ class Gateway:
         abort: Callable[[str], None],
         seeking: Seeking | None = None,
         *,
+        affinity: Callable[[], Affinity | None] | None = None,
         has_turn: bool = False,
         needs_seat: bool = True,
     ) -> Run | Answer | Busy:
@@ -186,15 +188,18 @@ class Gateway:
             )
             if not candidates:
                 return BUSY
-        if route.adapter is None:
-            replica = choose(
-                candidates,
-                self.usage.by_replica,
-                key=self.id,
-                others=self.others_inflight(),
-            )
-            assert replica is not None, "a route has candidates"
-            why: Why = "only" if len(candidates) == 1 else "least-loaded"
+        why: Why = "only"
+        if route.adapter is None and len(candidates) == 1:
+            replica = candidates[0]
+        elif route.adapter is None:
+            inflight, others = self.usage.by_replica, self.others_inflight()
+            tie = None if affinity is None else affinity()
+            if tie is not None:
+                replica, why = prefer(candidates, tie, inflight, others), tie.by
+            else:
+                least = choose(candidates, inflight, key=self.id, others=others)
+                assert least is not None, "a route has candidates"
+                replica, why = least, "least-loaded"
         else:
             assert self.table is not None, "an adapter is found in a table"
             assert seeking is not None, "a request for an adapter says what it has met"
@@ -249,7 +254,9 @@ class Gateway:
         if isinstance(decision, Wait) or (decision.adapter is not None and asked.seeking is None):
             # No replica serves it now, or its name has become an adapter's.
             return None
-        return self.start(decision, asked.abort, asked.seeking, has_turn=True)
+        return self.start(
+            decision, asked.abort, asked.seeking, affinity=asked.affinity, has_turn=True
+        )
 
     def waiting(self, scope: str | None = None) -> dict[str, int]:
         """How many requests wait for each model, or for a turn at it; in one scope only the former."""
@@ -536,7 +543,9 @@ class Gateway:
                     # One whose name has become an adapter's meanwhile looks again, as for that.
                     decision.adapter is None or asked.seeking is not None
                 ):
-                    begun = self.start(decision, asked.abort, asked.seeking)
+                    begun = self.start(
+                        decision, asked.abort, asked.seeking, affinity=asked.affinity
+                    )
                     # Who finds no seat comes back in the order of arrival, and gets in line.
                     outcome = None if isinstance(begun, Busy) else begun
             ticket.outcome.set_result(outcome)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.adapterdesk import Adapted, Seeking
+from gateway.domain.affinity import Affinity
 from gateway.domain.answers import Answer
 from gateway.domain.cards import CardRef
 from gateway.domain.keytable import ANYBODY, Caller
@@ -40,7 +41,7 @@ class Asked:
     """What a waiting request will ask of an engine; `abort` as in Run.
 
     `seeking` is what one for an adapter has met so far; `caller` whose rights it has; `priority` is the header by
-    which it lowers its own, `traceparent` its trace.
+    which it lowers its own, `traceparent` its trace; `affinity` finds what ties it to a replica.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Asked:
     caller: Caller = ANYBODY
     priority: bytes | None = None
     traceparent: str = ""
+    affinity: "Callable[[], Affinity | None] | None" = None
 
     @property
     def want(self) -> tuple[str, str, CardRef | None]:

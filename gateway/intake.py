@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from gateway.domain.admission import Route, Wait
+from gateway.domain.affinity import Affinity, by_prefix
 from gateway.domain.answers import Answer, answer
 from gateway.domain.http_rules import HeaderList, engine_request_headers
 from gateway.domain.model_rewrite import Span, model_spans, named_model_spans
@@ -36,7 +37,8 @@ class Intake(Struct, frozen=True, kw_only=True):
 
     `form`: the body goes on with its own Content-Type. `spans`: where the body names its model, None: not looked for
     yet; what is put there stands between `before` and `behind`. `in_query`: the query named it. `replica` is the one
-    that holds the response asked for, where that is known; `by_id`: the request is for a response.
+    that holds the response asked for, where that is known; `by_id`: the request is for a response. `prefix`: what ties
+    a body that is not in memory to a replica.
     """
 
     fields: RequestFields
@@ -47,6 +49,7 @@ class Intake(Struct, frozen=True, kw_only=True):
     in_query: bool = False
     by_id: bool = False
     replica: str | None = None
+    prefix: Affinity | None = None
 
     def find_spans(self, body: bytes) -> list[Span]:
         """Where the whole `body` names its model."""
@@ -126,7 +129,11 @@ async def read_intake(
     if named is not None:
         return _of_engine(body, named)
     fields = read_fields(body)  # 5
-    return _refused(fields) if isinstance(fields, FieldsProblem) else Intake(fields=fields)
+    if isinstance(fields, FieldsProblem):
+        return _refused(fields)
+    # One on the disk is not read again to see how it begins.
+    prefix = by_prefix(body) if request.body.in_memory() is None else None
+    return Intake(fields=fields, prefix=prefix)
 
 
 def _of_engine(body: bytes, named: str) -> Intake | Answer:

@@ -5,6 +5,7 @@ It does no I/O but reading the request's own body, and does not know which engin
 
 from gateway.adapterdesk import Seeking
 from gateway.domain.adaptertable import AdapterEntry
+from gateway.domain.affinity import HEADERS, PATHS, Affinity, by_prefix, by_session
 from gateway.domain.model_rewrite import Span, patch, replace_named_model
 from gateway.domain.names import Place
 from gateway.domain.traces import engine_lines
@@ -24,6 +25,8 @@ class Sending:
     """
 
     __slots__ = (
+        "_affinity",
+        "_looked",
         "_made",
         "_made_for",
         "_spans",
@@ -46,6 +49,8 @@ class Sending:
         self.name = intake.fields.model
         self._target = place.target or place.path
         self.seeking: Seeking | None = None
+        self._affinity: Affinity | None = None
+        self._looked = False
         self._made: Outgoing | None = None
         self._made_for = ""
         self._spans: list[Span] | None = None
@@ -57,6 +62,23 @@ class Sending:
         served.adapter = adapter.adapter.name
         if self.seeking is None:
             self.seeking = Seeking(self.name, timeline.request_id)
+
+    def affinity(self) -> Affinity | None:
+        """What ties it to a replica, looked for once and only where there is a choice."""
+        if not self._looked:
+            self._looked = True
+            self._affinity = self._find_affinity()
+        return self._affinity
+
+    def _find_affinity(self) -> Affinity | None:
+        for header in HEADERS:
+            session = self.request.headers.get(header)
+            if session is not None:
+                return by_session(session)
+        if self.path not in PATHS or self.intake.form:
+            return None
+        body = self.request.body.in_memory()
+        return self.intake.prefix if body is None else by_prefix(body)
 
     def made(self, model: str) -> Outgoing | None:
         """What `make` made for this model, if it did."""
