@@ -53,12 +53,13 @@ def test_an_engine_that_fails_in_a_row_gets_no_more_until_it_is_tried_again(tmp_
             await yard.replica(good, "r-good")
             gateway = await yard.gateway()
             async with yard.client(gateway) as client:
-                tied = {"x-yard-session": "s-1"}
                 for n in range(64):
                     tied = {"x-yard-session": f"s-{n}"}
                     told = await client.post(CHAT, json=chat(), headers=tied)
                     if told.headers["x-yard-replica"] == "r-bad":
                         break
+                else:
+                    raise AssertionError("no session is tied to that replica")
                 while told.headers["x-yard-replica"] == "r-bad":
                     assert told.status_code == 500
                     assert len(bad.seen) <= 5
