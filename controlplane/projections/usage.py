@@ -28,6 +28,7 @@ from schemas.usage import UsageBatch, UsageTotal
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+REFUSED_RETRY_S: Final = 15.0
 HOUSEKEEPING_S: Final = 3600.0
 
 
@@ -54,6 +55,7 @@ class UsageModel:
         self._file: UsageFile | None = None
         self._mark: Position | None = None
         self._swept_at: datetime | None = None
+        self._refused = ""
         self.synced = False
 
     @property
@@ -89,7 +91,13 @@ class UsageModel:
                 UsageFile.throw_away(self._path)
                 await self.open()
             except LogError as error:
-                log.warning("usage cannot be read; trying again", extra={"why": str(error)})
+                # As for a user whose rights are of a version before: it is said once.
+                if str(error) != self._refused:
+                    log.warning("usage cannot be read; trying again", extra={"why": str(error)})
+                    self._refused = str(error)
+                self.synced = False
+                await asyncio.sleep(REFUSED_RETRY_S)
+                continue
             self.synced = False
             await asyncio.sleep(RETRY_S)
 

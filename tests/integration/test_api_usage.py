@@ -20,6 +20,7 @@ from controlplane.identifiers import new_ids
 from controlplane.projections.usagefile import DIMENSIONS
 from controlplane.usage_api import parse_wanted
 from events.ids import new_id
+from events.log import Misconfigured, UsagePage
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.streams import USAGE_KEPT_DAYS
@@ -27,7 +28,7 @@ from schemas.api import UsageList
 from schemas.commands import Command, KeyCreate
 from schemas.usage import UsageBatch, UsageRow
 from tests.support.aio import run, until
-from tests.support.controlplanes import FAST, TOKEN, api, leads, running
+from tests.support.controlplanes import FAST, TOKEN, api, leads, plane, running
 
 ID = "aaaabbbbcccc"
 HASH = hashlib.sha256(b"secret").hexdigest()
@@ -232,3 +233,33 @@ def test_no_text_is_more_than_a_bad_query(since: str, by: str) -> None:
     with contextlib.suppress(BadQuery):
         wanted = parse_wanted(since=since, until=None, by=by, model=None, now=TODAY)
         assert set(wanted.by) <= set(DIMENSIONS)
+
+
+def test_a_user_that_may_not_read_usage_is_told_once_and_serves_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    class Denied:
+        async def next(self) -> UsagePage:
+            nonlocal asked
+            asked += 1
+            raise Misconfigured("permissions violation")
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr("controlplane.projections.usage.REFUSED_RETRY_S", 0.01)
+    monkeypatch.setattr(MemoryLog, "follow_usage", lambda *_, **__: Denied())
+
+    async def story() -> None:
+        log = MemoryLog(MemoryBroker(), source="/cp/cp-1")
+        control = plane(log, MemoryWire(log.connection), tmp_path)
+        async with running(control), api(control) as client:
+            await until(lambda: asked > 3, "more tries")
+            answer = await client.get("/v1/usage")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_synced")
+            await until(lambda: control.model.synced, "the log to be read")
+            assert (await client.get("/v1/models")).status_code == 200
+        assert sum("usage cannot be read" in r.getMessage() for r in caplog.records) == 1
+
+    run(story(), 60)

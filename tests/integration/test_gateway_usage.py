@@ -17,6 +17,7 @@ from tests.support.aio import run, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.gateway_keys import ID, a_key, text_of
 from tests.support.gateway_yard import Yard, memory_yard
+from tests.support.http_wire import SSE_HEAD, chunk, connected, post
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 USAGE = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
@@ -77,6 +78,37 @@ def test_a_stream_that_tells_none_is_counted_by_its_events(tmp_path: Path) -> No
             await until(lambda: total(yard, "requests") == 1, "the account")
             # Seven words and the event that says why it ended.
             assert (total(yard, "completion_tokens"), total(yard, "estimated")) == (8, 1)
+
+    run(story())
+
+
+def test_the_usage_of_a_stream_is_read_under_an_alias_and_by_old_clients_too(
+    tmp_path: Path,
+) -> None:
+    events = [
+        {"model": "m", "choices": [{"delta": {"content": "w"}}], "usage": None},
+        {"model": "m", "choices": [], "usage": USAGE},
+    ]
+    payloads = [f"data: {json.dumps(e)}\n\n".encode() for e in events] + [b"data: [DONE]\n\n"]
+    body = b"".join(chunk(p) for p in payloads) + b"0\r\n\r\n"
+
+    async def story() -> None:
+        async with serving(tmp_path, raw=SSE_HEAD + body) as (yard, gateway, client, _fake):
+            await yard.model(aliases=("an alias",))
+            table = gateway.gateway.table
+            await until(lambda: table is not None and table.model("an alias") is not None, "alias")
+            for model in ("an alias", "m"):
+                asked = {**CHAT, "model": model, "stream": True}
+                answer = await client.post("/v1/chat/completions", json=asked)
+                assert f'"model": "{model}"' in answer.text
+                assert answer.text.rstrip().endswith("[DONE]")
+                async with connected(gateway.port) as peer:
+                    request = post(json.dumps(asked).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
+                    await peer.send(request)
+                    assert b'"completion_tokens": 5' in await peer.rest()
+            await until(lambda: total(yard, "requests") == 4, "the account")
+            assert (total(yard, "prompt_tokens"), total(yard, "completion_tokens")) == (44, 20)
+            assert total(yard, "estimated") == 0
 
     run(story())
 
