@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from events.memory import MemoryLog, MemoryWire
 from events.service import FatalError
 from gateway import listening
+from gateway.accesslog import AccessLog
+from gateway.app import run_gateway
 from gateway.http.messages import Request, Responder
 from gateway.http.server import serve
+from gateway.keys import engine_keys
 from gateway.listening import bound_socket, inherited_socket, socket_of
 from gateway.siblings import Siblings
+from schemas.settings import GatewaySettings
 from tests.support.aio import run
+from tests.support.gateway_yard import YARD_SECRET, memory_yard
 from tests.support.http_wire import connected, post
 
 GET = b"GET / HTTP/1.1\r\nhost: yard\r\n\r\n"
@@ -146,5 +152,50 @@ def test_any_worker_shows_the_numbers_of_all_that_answer(tmp_path: Path) -> None
             assert await worker.page() == b'# TYPE x gauge\nx{worker="1"} 1\nx{worker="2"} 2\n'
         for worker in workers[:2]:
             await worker.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("address", "listen", "opens"),
+    [
+        ("0.0.0.0:0", "127.0.0.1:0", False),
+        ("127.0.0.1:0", "0.0.0.0:0", True),
+    ],
+)
+def test_whether_a_key_is_needed_goes_by_the_socket_that_was_inherited(
+    tmp_path: Path, address: str, listen: str, opens: bool
+) -> None:
+    """Not by the address that the settings name, on which nothing listens."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            log = MemoryLog(yard.broker, source="/gateway/gw")
+            sock = bound_socket(address)
+            port = sock.getsockname()[1]
+
+            async def start() -> int:
+                async with run_gateway(
+                    "gw",
+                    GatewaySettings(listen=listen, drain_s=0.1),
+                    data=tmp_path,
+                    events=log,
+                    wire=MemoryWire(log.connection),
+                    engine_key=engine_keys(YARD_SECRET),
+                    access=AccessLog(yard.access.append),
+                    sock=sock,
+                ) as running:
+                    return running.port
+
+            try:
+                if opens:
+                    assert await start() == port
+                else:
+                    with pytest.raises(ExceptionGroup) as failed:
+                        await start()
+                    assert failed.group_contains(FatalError, match="key")
+            finally:
+                sock.close()
 
     run(story())
