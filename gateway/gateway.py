@@ -53,7 +53,7 @@ from gateway.domain.table import (
     SlotsChanged,
     Table,
 )
-from gateway.domain.turns import BUSY, Busy
+from gateway.domain.turns import BUSY, FULL, Busy
 from gateway.domain.usage import Usage
 from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
 from gateway.ejections import Ejections
@@ -187,7 +187,7 @@ class Gateway:
                 [r for r in candidates if self.has_seat(r.id, running.get(r.id, 0), limit)]
             )
             if not candidates:
-                return BUSY
+                return FULL if has_turn and self._is_full(route.model) else BUSY
         why: Why = "only"
         if route.adapter is None and len(candidates) == 1:
             replica = candidates[0]
@@ -242,9 +242,15 @@ class Gateway:
             known = None if table is None else table.replicas.get(run.replica.id)
             self.on_edge(known is None or known.phase == "draining")
         if self.line:
-            self.line.look(run.model)
+            self.line.look(run.model, changed=False)
         if run.shares:
             self.on_seat_free()
+
+    def _is_full(self, model: Model) -> bool:
+        """Whether no replica of a model with a `concurrency` has a free seat."""
+        running, table = self.usage.by_replica, self.table
+        ready = () if table is None else table.routable(model.name)
+        return not any(self.has_seat(r.id, running.get(r.id, 0), model.concurrency) for r in ready)
 
     def _attempt(self, asked: Asked) -> Run | Answer | Busy | None:
         """Begins a run for a request whose turn it is, admitted as if it came now."""

@@ -57,7 +57,7 @@ class LimitsBeacons:
         while True:
             now_s = clock.now_s()
             self._ledger.look(now_s, connected=self._gateway.is_connected())
-            self._gateway.line.look_all()
+            self._gateway.line.look_all(changed=False)
             table = self._gateway.table
             if table is not None:
                 self._ledger.forget(table.keys.keys, now_s)
@@ -89,7 +89,7 @@ class LimitsBeacons:
             self._pressed.set()
         if self._gateway.line:
             # A seat may have become free elsewhere, or a part of one may be used now.
-            self._gateway.line.look_all()
+            self._gateway.line.look_all(changed=False)
 
     def seat_free(self) -> None:
         """A request has ended at a replica with few seats: another gateway's may wait for it."""

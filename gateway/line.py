@@ -80,8 +80,9 @@ class Line:
         self._turns.leave(place.turn)
         return None
 
-    def look(self, model: str) -> None:
-        """Something became free, or changed, at this model: whoever can go on does, in turn."""
+    def look(self, model: str, *, changed: bool = True) -> None:
+        """Something became free, or `changed`, at this model: whoever can go on does, in turn. Without a change nobody
+        else is asked once all its replicas are full, however much else they want."""
         turns = self._turns
         busy: set[Want] = set()
         while (turn := turns.first(model, busy)) is not None:
@@ -92,15 +93,17 @@ class Line:
                 continue
             outcome = self._attempt(place.asked)
             if isinstance(outcome, Busy):
+                if outcome.full and not changed:
+                    return
                 busy.add(turn.want)
                 continue
             turns.take(turn, self._clock.now_s())
             self._end(place, outcome)
 
-    def look_all(self) -> None:
+    def look_all(self, *, changed: bool = True) -> None:
         """As `look`, at every model with a line."""
         for model in self._turns.models():
-            self.look(model)
+            self.look(model, changed=changed)
 
     def dismiss_all(self, reply: Answer) -> None:
         """This gateway ends: whoever still waits hears `reply`."""

@@ -21,10 +21,14 @@ CLASSES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
 
 
 class Busy(Struct, frozen=True, kw_only=True):
-    """Every replica that could serve the request runs as many as it may: it has to wait for its turn."""
+    """Every replica that could serve the request runs as many as it may: it has to wait for its turn. `full`: so does
+    every other one of its model."""
+
+    full: bool = False
 
 
 BUSY: Final = Busy()
+FULL: Final = Busy(full=True)
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -316,3 +316,33 @@ def test_what_asks_for_a_response_by_its_id_needs_no_turn() -> None:
         gateway.close()
 
     run(story())
+
+
+def test_a_seat_that_is_given_away_costs_one_look_however_many_things_are_wanted() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        names = [f"alias-{n}" for n in range(50)]
+        tell(gateway, world.model(concurrency=1, aliases=tuple(names)))
+        held = running(gateway)
+        places = [join(gateway, name=name) for name in names]
+        asked: list[str] = []
+        attempt = gateway.line._attempt
+
+        def counted(of: Asked) -> Any:
+            asked.append(of.name)
+            return attempt(of)
+
+        gateway.line._attempt = counted
+        gateway.finish(held, used=True)
+        assert begun(places[0])
+        assert asked == names[:2]
+        # Where something changed, each is asked what it means for it.
+        asked.clear()
+        tell(gateway, world.model(concurrency=1, aliases=tuple(names[:25])))
+        assert asked == names[1:]
+        assert {refused(place).code for place in places[25:]} == {"model_not_found"}
+        assert not any(place.outcome.done() for place in places[1:25])
+        gateway.close()
+
+    run(story())
