@@ -41,6 +41,7 @@ END: Final = "<!-- end of measured -->"
 STREAM_MODEL: Final = "stream"
 MODELS: Final = json.dumps({"object": "list", "data": [{"id": load.MODEL, "object": "model"}]})
 GAP_S: Final = 0.02
+OURS: Final = "gateway"
 
 Columns = dict[str, list[float]]
 
@@ -102,6 +103,19 @@ def peers(
                 port=port, processes=rig.family(process), clients=peer.clients
             )
         yield found
+
+
+@contextmanager
+def ours(made: Scene, name: str, asks: tuple[str, ...]) -> Iterator[dict[str, Target]]:
+    """The gateway, alone and as two workers on one port: routers with threads use two cores too."""
+    with (
+        made.gateway(name) as (port, one),
+        made.gateway(f"{name}2", workers=2) as (port2, two),
+    ):
+        yield {
+            OURS: Target(port=port, processes=[one], asks=asks),
+            f"{OURS}, 2 workers": Target(port=port2, processes=rig.family(two), asks=asks),
+        }
 
 
 def rest(target: Target, patience_s: float = 30.0) -> None:
@@ -168,9 +182,8 @@ async def unary(made: Scene, folder: Path, options: argparse.Namespace) -> Rows:
         peers(options.peers, engines, folder) as others,
     ):
         await made.model(load.MODEL, engines)
-        with made.gateway("unary") as (port, process):
-            ours = Target(port=port, processes=[process], asks=as_key(made))
-            targets = {"direct": Target(port=engines[0]), **others, "gateway": ours}
+        with ours(made, "unary", as_key(made)) as gateways:
+            targets = {"direct": Target(port=engines[0]), **others, **gateways}
             for target in targets.values():
                 await asyncio.to_thread(rest, target)
             return await asyncio.to_thread(rounds, targets, options, unary_round)
@@ -183,16 +196,20 @@ async def stream(made: Scene, folder: Path, options: argparse.Namespace) -> Rows
         peers(options.peers, engines, folder) as others,
     ):
         await made.model(STREAM_MODEL, engines)
-        with made.gateway("stream") as (port, process):
-            asks = (*as_key(made), "--model", STREAM_MODEL)
-            ours = Target(port=port, processes=[process], asks=asks)
-            targets = {"direct": Target(port=engines[0]), **others, "gateway": ours}
+        with ours(made, "stream", (*as_key(made), "--model", STREAM_MODEL)) as gateways:
+            targets = {"direct": Target(port=engines[0]), **others, **gateways}
             await asyncio.sleep(3.0)  # routers that have just begun ask their engines first
             return await asyncio.to_thread(rounds, targets, options, stream_round)
 
 
 def as_key(made: Scene) -> tuple[str, ...]:
     return ("--header", f"authorization: Bearer {made.key}")
+
+
+def pairs(rows: Rows) -> list[tuple[str, str]]:
+    """Each of ours with each of the others."""
+    others = [n for n in rows.by_target if n != "direct" and not n.startswith(OURS)]
+    return [(own, n) for own in rows.by_target if own.startswith(OURS) for n in others]
 
 
 def unary_table(rows: Rows, options: argparse.Namespace) -> list[str]:
@@ -208,13 +225,11 @@ def unary_table(rows: Rows, options: argparse.Namespace) -> list[str]:
             f"| {rig.spread(columns['p99_ms'])} | {rig.spread(cpu, 1) if cpu else '-'} "
             f"| {rig.spread(columns['per_cpu_s'], 0) if cpu else '-'} |"
         )
-    for name in rows.by_target:
-        if name not in ("direct", "gateway"):
-            rate, p99, cpu = (
-                rig.spread(rows.ratio(metric, "gateway", name))
-                for metric in ("rate", "p99_ms", "cpu_us")
-            )
-            out.append(f"| gateway / {name} | {rate} | | {p99} | {cpu} | |")
+    for own, other in pairs(rows):
+        rate, p99, cpu = (
+            rig.spread(rows.ratio(metric, own, other)) for metric in ("rate", "p99_ms", "cpu_us")
+        )
+        out.append(f"| {own} / {other} | {rate} | | {p99} | {cpu} | |")
     return out
 
 
@@ -234,10 +249,9 @@ def stream_table(rows: Rows, options: argparse.Namespace) -> list[str]:
             f"| {rig.spread(columns['first_ms'])} | {rig.spread(added) if name != 'direct' else '-'} "
             f"| {rig.spread(columns['first_p99_ms'])} |"
         )
-    for name in rows.by_target:
-        if name not in ("direct", "gateway"):
-            ratio = rig.spread(rows.ratio("token_us", "gateway", name))
-            out.append(f"| gateway / {name} | {ratio} | | | |")
+    for own, other in pairs(rows):
+        ratio = rig.spread(rows.ratio("token_us", own, other))
+        out.append(f"| {own} / {other} | {ratio} | | | |")
     return out
 
 

@@ -121,17 +121,17 @@ class Scene:
 
     @contextmanager
     def gateway(
-        self, id_: str = "bench", *, port: int | None = None, python: Sequence[str] = (), **env: str
+        self, id_: str = "bench", *, workers: int = 1, python: Sequence[str] = (), **env: str
     ) -> Iterator[tuple[int, psutil.Process]]:
         """A gateway on this log, its log (access log too) in a file; yields its port and process.
 
         `python`: what runs it instead of the plain interpreter.
         """
-        port = port or free_port()
+        port = free_port()
         argv = [
             *(python or (sys.executable,)),
             *("-m", "gateway", "--id", id_, "--data", str(self.data), "--nats", self.url),
-            *("--listen", f"127.0.0.1:{port}"),
+            *("--listen", f"127.0.0.1:{port}", "--workers", str(workers)),
         ]
         with running(port, argv, log=self.data / f"gateway-{id_}.log", env=env) as process:
             yield port, process

@@ -118,6 +118,10 @@ class Gateway:
         self._tickets: dict[int, Ticket] = {}
         self._some_may_not_start = False
         self._runs: dict[str, set[Run]] = {}
+        # Routes that were found, by names and paths of the table, until anything changes that they depend on: the table
+        # and who refused a connection. What an adapter's depends on changes with the time too; it is not kept.
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._routed_without: frozenset[str] = frozenset()
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._grace_timers: set[asyncio.TimerHandle] = set()
 
@@ -148,8 +152,20 @@ class Gateway:
 
         `accepted`: it was let in before, so a gateway that ends still serves it.
         """
+        plain = on is None and (accepted or not self.draining)
+        if plain:
+            refused = self.ejections.refused_ids
+            if refused is not self._routed_without:
+                self._routes.clear()
+                self._routed_without = refused
+            route = self._routes.get((name, path))
+            if route is not None:
+                return route
         standing = self.standing(draining=self.draining and not accepted)
-        return admit(self.table, name, path, standing, self.clock.now(), on=on)
+        decision = admit(self.table, name, path, standing, self.clock.now(), on=on)
+        if plain and isinstance(decision, Route) and decision.adapter is None:
+            self._routes[name, path] = decision
+        return decision
 
     def scope_known(self, on: CardRef | None) -> str:
         """The scope of a card that is there, for logs and labels; empty for none and for made-up ones."""
@@ -376,6 +392,7 @@ class Gateway:
         table.keys.had_any = before is not None and before.keys.any
         self.table = table
         self.synced = synced
+        self._routes.clear()
         for replica_id in list(self._runs):
             self._abort_lost(replica_id, table.replicas.get(replica_id))
         for replica in table.replicas.values():
@@ -415,6 +432,7 @@ class Gateway:
         table = self.table
         assert table is not None, "changes come after a table"
         table.advance(position)
+        self._routes.clear()
         touched: set[str] = set()
         bases: set[str] = set()
         everybody = False

@@ -20,6 +20,9 @@ _DATA_END: Final = 2
 _TRAILERS: Final = 3
 _DONE: Final = 4
 
+match_size_line: Final = _SIZE_LINE.match
+"""The beginning of a chunk, its size in hexadecimal as group 1; for who looks whether a block is one whole chunk."""
+
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -46,18 +49,6 @@ class ChunkedBody:
     def between_chunks(self) -> bool:
         """Whether all bytes so far end exactly behind a chunk: an extra chunk may be put in here."""
         return self._state == _SIZE and not self._partial
-
-    def passes(self, block: bytes) -> bool:
-        """Whether `block` is one whole chunk and not the last, as engines write nearly all of a stream; then it leaves
-        this state as it is, and need not be fed. It is never wrong about one; of anything else it says False.
-        """
-        if self._state != _SIZE or self._partial:
-            return False
-        match = _SIZE_LINE.match(block)
-        if match is None:
-            return False
-        size = int(match[1], 16)
-        return size > 0 and match.end() + size + 2 == len(block) and block.endswith(b"\r\n")
 
     def feed(
         self,

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from gateway.domain import http_rules
-from gateway.domain.chunked import LAST_CHUNK, ChunkedBody, chunk
+from gateway.domain.chunked import LAST_CHUNK, chunk, match_size_line
 from gateway.domain.envelopes import Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
@@ -251,7 +251,10 @@ class _Relay:
         self.clean = True  # what was written so far ends between two events
         self.sent_bytes = 0
         self.first_byte_at: float | None = None
-        self.passing: ChunkedBody | None = None  # while whole chunks go straight through
+        self.passing = (
+            False  # between two chunks and two events of a stream that goes on as it comes
+        )
+        self.put = client.put
         self.outcome: Relayed | None = None
         self.failure: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -280,26 +283,21 @@ class _Relay:
 
     def on_block(self, block: bytes) -> None:
         """A block of the engine's raw bytes."""
-        chunks = self.passing
-        if (
-            chunks is not None
-            and not self.held
-            and block.endswith(_EVENT_AND_CHUNK_END)
-            and chunks.passes(block)
-        ):
-            # Nearly every block of a stream: whole events in one whole chunk.
-            self.tail = b"\n\n"
-            self.clean = True
+        if self.passing and block.endswith(_EVENT_AND_CHUNK_END):
+            # Nearly every block of a stream: whole events in one whole chunk, behind which everything is as before.
+            line = match_size_line(block)
             size = len(block)
-            self.sent_bytes += size
-            self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
-            if self.counted:
-                self.kept.events += block.count(EVENT)
-            self.client.put(block)
-            return
+            if line is not None and 0 < int(line[1], 16) == size - line.end() - 2:
+                self.sent_bytes += size
+                self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
+                if self.counted:
+                    self.kept.events += block.count(EVENT)
+                self.put(block)
+                return
         if self.outcome is not None or self.failure is not None:
             return
         response = self.response
+        self.passing = False
         try:
             if not self.raw:
                 self._decoded(block)
@@ -314,6 +312,7 @@ class _Relay:
                     self.tail = b"\n\n"
                     self.clean = True
                     self._write(block)
+                    self.passing = True
                 else:
                     self._hold(block[:used], 0)
             else:
@@ -368,8 +367,6 @@ class _Relay:
 
     def _head(self, first: bytes) -> bytes:
         self.started = True
-        if self.raw and self.sse:
-            self.passing = self.response.chunks
         if self.before_first_byte is not None:
             self.before_first_byte(first)
         items = self.response.headers.items
@@ -451,7 +448,7 @@ class _Relay:
         self._settle(complete=True, reason="")
 
     def _settle(self, *, complete: bool, reason: str) -> None:
-        self.passing = None
+        self.passing = False
         self.outcome = Relayed(
             status=self.response.status,
             complete=complete,

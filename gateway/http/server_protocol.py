@@ -142,7 +142,8 @@ class ServerProtocol(asyncio.Protocol):
     def write(self, block: bytes) -> None:
         """Writes without waiting; ignored when the client is gone."""
         transport = self._transport
-        if transport is not None and not self._gone and not transport.is_closing():
+        # One that is closing and not gone yet takes what comes and drops it.
+        if transport is not None and not self._gone:
             transport.write(block)
 
     async def drain(self) -> None:

@@ -352,3 +352,36 @@ def test_an_adapter_that_a_new_table_does_not_show_any_more_is_nobodys_hit() -> 
         gateway.close()
 
     run(story())
+
+
+def test_a_route_that_was_found_is_not_used_once_anything_of_it_changed() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = a_gateway(world)
+        table = gateway.table
+        assert table is not None
+
+        def to(*, accepted: bool = False) -> list[str] | str:
+            found = gateway.admit("m", "/v1/completions", accepted=accepted)
+            if isinstance(found, Route):
+                return [r.id for r in found.candidates]
+            return type(found).__name__
+
+        assert to() == "Wait"
+        gateway.apply(changes(table, world.replica()), position=world.seq)
+        assert to() == to() == ["r-1"]
+        gateway.apply(changes(table, world.replica("r-2")), position=world.seq)
+        assert to() == ["r-1", "r-2"]
+        gateway.suspect(table.replicas["r-1"], "broke")
+        assert to() == ["r-2"]
+        gateway.trust("r-1")
+        assert to() == ["r-1", "r-2"]
+        gateway.draining = True
+        assert to() == "Answer"
+        assert to(accepted=True) == ["r-1", "r-2"]
+        gateway.draining = False
+        gateway.install(folded(Story().model()), synced=True)
+        assert to() == "Wait"
+        gateway.close()
+
+    run(story())
