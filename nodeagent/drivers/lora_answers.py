@@ -35,6 +35,8 @@ UNLOAD_ROUTE: Final = "/v1/unload_lora_adapter"
 FOLDER: Final = "its folder"
 """What stands for the path of a node in an engine's words, so that two replicas can say the same."""
 
+NO_ROUTES: Final = "this engine has no routes to load adapters while it runs"
+"""What stands before an engine's words for that: mostly these are a bare "Not Found", which tells nobody what."""
 
 _TELLING_LENGTH: Final = 10
 """An engine-side name has at least so many characters. What is shorter is part of other words."""
@@ -182,7 +184,7 @@ def judged(
                 return AdapterDone(already=True)
             return AdapterFault(whose=row.whose, code=row.code, text=text)
     if status in _NO_ROUTE or (status == 404 and _is_no_route(words)):  # 3
-        return AdapterFault(whose="replica", code=codes.ROUTE_OFF, text=text)
+        return AdapterFault(whose="replica", code=codes.ROUTE_OFF, text=f"{NO_ROUTES}: {text}")
     if status in _REPLICAS:  # 4
         return AdapterFault(whose="replica", code=codes.LOAD_FAILED, text=text)
     return AdapterFault(whose="replica", code=codes.LOAD_FAILED, text=text, known=False)  # 5

@@ -130,6 +130,11 @@ def test_req_bugb7_routes_that_are_off_are_told_apart_from_an_adapter_that_is_no
     assert blame(fault(status, body, call)) == ("replica", codes.ROUTE_OFF, True)
 
 
+def test_routes_that_are_off_are_told_in_a_sentence_and_not_as_not_found() -> None:
+    found = fault(404, b'{"detail":"Not Found"}', "load")
+    assert found.text == f"{lora_answers.NO_ROUTES}: Not Found"
+
+
 WORKER_SAYS = [
     ("LoRA rank 64 is greater than max_lora_rank 16.", codes.RANK_TOO_HIGH),
     ("vLLM only supports modules_to_save being None.", codes.UNSUPPORTED_ADAPTER),
