@@ -135,7 +135,8 @@ def read_tokens(tail: Tail, *, path: str, sse: bool) -> Tokens | None:
 
 def _unframed(block: bytes) -> bytes:
     """Without the sizes of chunks, which may stand in the middle of anything."""
-    return _CHUNK.sub(b"", block) if b"\r\n" in block else block
+    # Not `in`, which would first try it as a number, at the price of an exception.
+    return _CHUNK.sub(b"", block) if block.find(b"\r\n") >= 0 else block
 
 
 def _told(usage: _Usage, head: _Usage | None) -> Tokens:
@@ -192,7 +193,10 @@ def _usage_at(text: bytes, at: int) -> _Usage | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     # A `usage` of seconds, as of a transcription, tells no tokens.
-    return None if found == _Usage() else found
+    return None if found == _TELLS_NOTHING else found
+
+
+_TELLS_NOTHING: Final = _Usage()
 
 
 def _last_timings(text: bytes) -> Tokens | None:
