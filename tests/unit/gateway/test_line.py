@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from gateway.adapterdesk import Seeking
 from gateway.clock import LoopClock
 from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
@@ -343,6 +344,43 @@ def test_a_seat_that_is_given_away_costs_one_look_however_many_things_are_wanted
         assert asked == names[1:]
         assert {refused(place).code for place in places[25:]} == {"model_not_found"}
         assert not any(place.outcome.done() for place in places[1:25])
+        gateway.close()
+
+    run(story())
+
+
+def test_a_request_for_an_adapter_needs_a_seat_and_takes_a_free_one_before_it_waits() -> None:
+    async def story() -> None:
+        world = Story()
+        gateway = Gateway("gw", GatewaySettings(), LoopClock())
+        gateway.is_connected = lambda: True
+        told = [world.model(concurrency=1, max_loaded_adapters=4), world.adapter()]
+        told += [world.replica(id, adapter_slots=4) for id in ("r-1", "r-2")]
+        gateway.install(folded(*told, world.slots("r-1", "poet")), synced=True)
+
+        def begin_poet() -> Run | Answer | Busy:
+            route = gateway.admit("poet", CHAT, accepted=True)
+            assert isinstance(route, Route)
+            return gateway.start(route, lambda _: None, Seeking("poet"))
+
+        first, second = begin_poet(), begin_poet()
+        assert isinstance(first, Run)
+        assert isinstance(second, Run)
+        # Who has it comes first; it is not waited for where another one can have it.
+        assert [first.replica.id, second.replica.id] == ["r-1", "r-2"]
+        assert (first.why, second.why) == ("adapter", "adapter")
+        assert isinstance(begin_poet(), Busy)
+        place = join(gateway, name="poet", seeking=Seeking("poet"))
+        plain = join(gateway)
+        gateway.finish(first, used=True)
+        on = begun(place)
+        assert on.replica.id == "r-1"
+        assert on.adapted is not None
+        assert not plain.outcome.done()
+        gateway.finish(second, used=True)
+        gateway.finish(begun(plain), used=True)
+        gateway.finish(on, used=True)
+        assert not gateway.usage.by_replica
         gateway.close()
 
     run(story())
