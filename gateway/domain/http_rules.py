@@ -78,7 +78,9 @@ class _Ways(dict[bytes, int]):
 
     def __missing__(self, name: bytes) -> int:
         way = 0
-        if name in _NOT_TO_ENGINE or name.startswith(b"x-yard-"):
+        # Some servers take `_` for `-`: what must not reach an engine must not under that spelling either.
+        spelled = name.replace(b"_", b"-")
+        if spelled in _NOT_TO_ENGINE or spelled.startswith(b"x-yard-"):
             way |= _NOT_ON
         if name in _NOT_TO_CLIENT or name.startswith((b"x-yard-", b"access-control-")):
             way |= _NOT_BACK

@@ -16,6 +16,9 @@ from gateway.http.errors import BodyTooLarge, BudgetFull, RequestError
 BLOCK: Final = 256 * 1024
 """Bytes read from a spooled body at once."""
 
+SMALL: Final = 4096
+"""Blocks are put together up to this: a body in crumbs would cost fifty times its size in memory."""
+
 
 class BodyBudget:
     """Bytes that all bodies of one gateway may keep together, in memory and in files."""
@@ -150,7 +153,11 @@ class Body:
             self.fail(BudgetFull())
             return
         self.size = size
-        self._blocks.append(block)
+        blocks = self._blocks
+        if blocks and len(blocks[-1]) + len(block) <= SMALL and not self._writing:
+            blocks[-1] += block
+        else:
+            blocks.append(block)
         self._held += len(block)
         if self._held > self._memory_limit:
             self._spool()

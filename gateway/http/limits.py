@@ -12,9 +12,11 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     """What one client connection may cost. Times in seconds, sizes in bytes.
 
     `head_timeout_s`: from the first byte of a request head to its last. `idle_timeout_s`: an open
-    connection without a request. `body_idle_timeout_s`: silence in the middle of a body.
+    connection without a request. `body_idle_timeout_s`: silence in the middle of a body; `body_bytes_per_s`: behind
+    the first so many seconds a whole body comes at least that fast on average, 0 = at any pace.
     `write_stall_timeout_s`: a client that takes nothing of its answer for that long is dropped.
     `discard_bytes`: so much of a body nobody wanted is still read to keep the connection usable.
+    `connections`: open at once, above it idle ones end for new ones; 0 = as many as there are descriptors for.
     `linger_s`: how long an answer given before the end of the body stays readable for the client.
     """
 
@@ -25,9 +27,11 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     body_bytes: int = 64 * MIB
     body_memory_bytes: int = 256 * KIB
     body_idle_timeout_s: float = 60.0
+    body_bytes_per_s: int = 512
     write_stall_timeout_s: float = 300.0
     discard_bytes: int = 256 * KIB
     linger_s: float = 2.0
+    connections: int = 0
     spool_dir: str | None = None
     """Where large bodies are spooled; None = the system's temporary folder."""
 

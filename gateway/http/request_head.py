@@ -4,6 +4,8 @@ httptools parses; what it lets pass and a proxy must not is checked here. It kno
 refusal is a RequestError that closes it, because what follows such a head would be guesswork.
 """
 
+from typing import Final
+
 import httptools
 from msgspec import Struct
 
@@ -11,6 +13,15 @@ from gateway.domain import http_rules
 from gateway.domain.http_rules import FramingRefused, Headers, HeadFacts
 from gateway.http.errors import RequestError
 from gateway.http.limits import ServerLimits
+
+_GIVEN_ONCE: Final = (
+    b"content-type",
+    b"content-encoding",
+    b"authorization",
+    b"x-api-key",
+    b"api-key",
+)
+"""Headers that decide something here: of two, an engine might believe the other one."""
 
 
 class RequestHead(Struct, frozen=True, kw_only=True):
@@ -87,6 +98,11 @@ def read_request_head(head: bytes, limits: ServerLimits) -> RequestHead:
     if head.find(b"\0") >= 0 or head.find(b"\r\n ") >= 0 or head.find(b"\r\n\t") >= 0:
         raise bad_request("The request head holds a folded line or a NUL.")
     once = http_rules.by_name(items)
+    if once is None:
+        names = [name for name, _ in items]
+        for name in _GIVEN_ONCE:
+            if names.count(name) > 1:
+                raise bad_request(f"{name.decode().title()} is given more than once.")
     facts = http_rules.request_facts(items, version, once)
     if isinstance(facts, FramingRefused):
         raise bad_request(f"The request is ambiguous: {facts.reason}.")
@@ -97,6 +113,9 @@ def read_request_head(head: bytes, limits: ServerLimits) -> RequestHead:
             417, "invalid_request", "The only expectation met here is 100-continue.", close=True
         )
     method = parser.get_method().decode("ascii")
+    if not head.startswith(b"%b %b HTTP/1." % (method.encode(), reader.target)):
+        # Two spaces, or another protocol's name, which the parser knows too.
+        raise bad_request("The request line is not one of HTTP/1.1.")
     target = http_rules.split_target(reader.target)
     if target is None or method == "CONNECT":
         raise bad_request("The request target is not a path.")

@@ -7,6 +7,8 @@ than the request's parsing.
 import asyncio
 import contextlib
 import logging
+import os
+import resource
 import socket
 from email.utils import formatdate
 from typing import Final
@@ -38,6 +40,8 @@ class Server:
         self.active = 0
         self.port = 0
         self.connections: set[ServerProtocol] = set()
+        self._most = limits.connections or client_connections()
+        self._crowded_out = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._quiet: asyncio.Future[None] | None = None
@@ -56,6 +60,8 @@ class Server:
         else:
             self._server = await self._loop.create_server(connection, host, port, backlog=BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
+        for listener in self._server.sockets:
+            _keep_asking(listener.fileno())
         self._sweep()
 
     async def hand_over(self, timeout_s: float) -> None:
@@ -123,6 +129,8 @@ class Server:
     def opened(self, connection: ServerProtocol) -> None:
         """A client connected."""
         self.connections.add(connection)
+        if 0 < self._most < len(self.connections):
+            self._make_room(connection)
 
     def closed(self, connection: ServerProtocol) -> None:
         """Its connection is gone."""
@@ -150,6 +158,17 @@ class Server:
         if self._server is not None:
             self._server.close()
 
+    def _make_room(self, newest: ServerProtocol) -> None:
+        """Ends a twentieth of the idle connections, those that would end first; without any, the newest."""
+        spare = [c for c in self.connections if c.spare and c is not newest]
+        spare.sort(key=lambda connection: connection.deadline)
+        ended = spare[: len(spare) // 20 + 1] or [newest]
+        for connection in ended:
+            connection.abort()
+            # Its end is reported later; those that come until then must not end others for it.
+            self.connections.discard(connection)
+        self._crowded_out += len(ended)
+
     def _abort_all(self) -> None:
         for connection in list(self.connections):
             connection.abort()
@@ -172,9 +191,34 @@ class Server:
         self._sweeper = self._loop.call_later(shortest / 4, self._sweep)
         self.date = formatdate(usegmt=True).encode()
         now = self._loop.time()
+        if self._crowded_out:
+            log.warning("too many connections", extra={"ended": self._crowded_out})
+            self._crowded_out = 0
         for connection in list(self.connections):
             if connection.deadline and connection.deadline <= now:
                 connection.expire(now)
+
+
+def client_connections() -> int:
+    """How many connections of clients this process has descriptors for; it takes all it may have of them first.
+
+    Two thirds are for clients: a third stays for engines and everything else.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if soft == resource.RLIM_INFINITY else max(soft * 2 // 3, 1)
+
+
+def _keep_asking(descriptor: int) -> None:
+    """Connections accepted on this listener ask after clients that vanished without a word, every minute."""
+    with socket.socket(fileno=os.dup(descriptor)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 async def serve(

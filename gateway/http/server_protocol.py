@@ -27,6 +27,12 @@ PIPELINE_BYTES: Final = 64 * 1024
 
 SLICE: Final = 16 * 1024
 
+FRAMING_BYTES: Final = 64 * 1024
+FRAMING_PER_BYTE: Final = 8
+"""What a chunked body may cost beyond its payload: so much, and so much for every byte of it. Chunks of one byte
+stay below; chunk extensions, which mean nothing here, do not.
+"""
+
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -67,6 +73,9 @@ class ServerProtocol(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._discarding = False
         self._discarded = 0
+        self._given_up = False  # the body cannot be followed any further; more of it comes
+        self._raw = 0  # bytes of a chunked body, framing included
+        self._body_until = 0.0  # `loop.time()` at which a body that comes too slowly is given up
         self._known: KnownHead | None = None  # the head before, and what was read of it
         self._parsed: RequestHead | None = None
         self._closing = False
@@ -128,9 +137,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self.deadline = 0.0
-        if self._body is not None:
-            self._wait_for("body", self._limits.body_idle_timeout_s)
+        if self._why == "write":
+            self._wait_again()
         if self._engine is not None:
             self._engine.resume()
         waiter, self._drain_waiter = self._drain_waiter, None
@@ -188,6 +196,11 @@ class ServerProtocol(asyncio.Protocol):
         """Whether a request is being answered."""
         return self._request is not None
 
+    @property
+    def spare(self) -> bool:
+        """Whether it may be ended for somebody else's sake: nothing was asked on it yet, or all is answered."""
+        return not self._closing and self._why in ("idle", "head")
+
     def expire(self, now: float) -> None:
         """The sweep's: acts when the state outlived its bound."""
         if not self.deadline or now < self.deadline:
@@ -195,10 +208,13 @@ class ServerProtocol(asyncio.Protocol):
         self.deadline = 0.0
         if self._why == "head":
             self._refuse(408, "request_timeout", "The request head did not arrive in time.")
-        elif self._why == "body" and self._body is not None:
+        elif self._why == "body" and self._body is not None and not self._discarding:
             self._body.fail(
                 RequestError(
-                    408, "request_timeout", "The request body stopped arriving.", close=True
+                    408,
+                    "request_timeout",
+                    "The request body stopped arriving, or came too slowly.",
+                    close=True,
                 )
             )
             self._keep_alive = False
@@ -293,9 +309,8 @@ class ServerProtocol(asyncio.Protocol):
             received_at=self.loop.time(),
             peer=self._peer,
         )
-        self.deadline = 0.0
-        self._why = "request"
         self._request = request
+        self._wait_for("request", 0.0)
         self._responder = responder = Responder(self, parsed.method, parsed.version)
         if framing == 0:
             body.end()
@@ -307,7 +322,9 @@ class ServerProtocol(asyncio.Protocol):
             body.fill(rest)
         else:
             self._body = body
-            self._wait_for("body", self._limits.body_idle_timeout_s)
+            self._raw = 0
+            self._body_until = self.loop.time() + self._limits.body_idle_timeout_s
+            self._wait_for_body()
             if rest:
                 self._receive_body(rest)
         self._home.begun()
@@ -341,8 +358,9 @@ class ServerProtocol(asyncio.Protocol):
         body = self._body
         assert body is not None
         self._expects_continue = False
-        if not self._write_paused:
-            self._wait_for("body", self._limits.body_idle_timeout_s)
+        if rate := self._limits.body_bytes_per_s:
+            self._body_until += len(data) / rate
+        self._wait_for_body()
         if self._chunks is None:
             used = min(self._left, len(data))
             self._left -= used
@@ -354,21 +372,22 @@ class ServerProtocol(asyncio.Protocol):
             try:
                 used = self._chunks.feed(data, out)
             except ChunkError as problem:
-                self._body = None
-                self._keep_alive = False
-                body.fail(bad_request(f"The request body is not properly chunked: {problem}."))
-                if self._discarding:
-                    self.abort()
+                self._give_up(body, f"The request body is not properly chunked: {problem}.")
                 return
-            for block in out:
-                self._keep(body, block)
+            self._raw += used
+            if out:
+                # One block for all of them: a chunk of one byte would cost fifty in memory.
+                self._keep(body, out[0] if len(out) == 1 else b"".join(out))
             complete = self._chunks.done
+            payload = self._discarded if self._discarding else body.size
+            if self._raw > FRAMING_BYTES + FRAMING_PER_BYTE * payload and not body.failed:
+                self._give_up(body, "The request body is nearly nothing but chunk framing.")
+                return
         if self._body is None:  # given up meanwhile
             return
         if complete:
             self._body = None
-            if not self._write_paused:
-                self.deadline = 0.0
+            self._wait_for("request", 0.0)
             body.end()
             if used < len(data):
                 self._pending[:0] = data[used:]
@@ -377,6 +396,15 @@ class ServerProtocol(asyncio.Protocol):
                 self._next_request()
         elif body.crowded:
             self._pause()
+
+    def _give_up(self, body: Body, message: str) -> None:
+        """Nothing that follows can be understood: the request fails with 400 and the connection ends."""
+        self._body = None
+        self._given_up = True
+        self._keep_alive = False
+        body.fail(bad_request(message))
+        if self._discarding:
+            self.abort()
 
     def _keep(self, body: Body, block: bytes) -> None:
         """Stores a piece, or only counts it when the handler is through with the request."""
@@ -457,7 +485,8 @@ class ServerProtocol(asyncio.Protocol):
         elif self._body is not None:
             self._discarding = True
             self._discarded = 0
-            self._wait_for("discard", self._limits.body_idle_timeout_s)
+            self._raw = 0
+            self._wait_for_body()
             self._resume()
         elif self._pending or self._paused or self._write_paused or self._home.draining:
             self._next_request()
@@ -469,8 +498,7 @@ class ServerProtocol(asyncio.Protocol):
             self._closing = True
             self._transport.close()
             return
-        if not self._write_paused:
-            self._wait_for("idle", self._limits.idle_timeout_s)
+        self._wait_for("idle", self._limits.idle_timeout_s)
         self._pump()
 
     def _pump(self) -> None:
@@ -510,16 +538,21 @@ class ServerProtocol(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._gone:
             return
-        unread = unread or self._body is not None or bool(self._pending) or self._paused
+        unread = unread or self._given_up or self._body is not None
+        unread = unread or bool(self._pending) or self._paused
         self._body = None
         self._closing = True
         if not unread:
+            # What is not sent yet still is, for as long as the client takes it.
+            self._write_paused = False
+            self._wait_for("closing", self._limits.write_stall_timeout_s)
             transport.close()
             return
         self._pending.clear()
         self._resume()
         if transport.can_write_eof():
             transport.write_eof()
+        self._write_paused = False
         self._wait_for("linger", self._limits.linger_s)
 
     def _client_left(self) -> None:
@@ -553,5 +586,30 @@ class ServerProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _wait_for(self, why: str, timeout_s: float) -> None:
+        """Bounds the state the connection is in now; 0: it has no bound.
+
+        While the client takes nothing of an answer that bound stands, whatever else begins: a request more on the
+        connection must not lift it.
+        """
+        if self._write_paused and why != "write":
+            return
         self._why = why
         self.deadline = self.loop.time() + timeout_s if timeout_s > 0 else 0.0
+
+    def _wait_for_body(self) -> None:
+        """Bounds a body by its silences, and as a whole by the least rate it must have."""
+        timeout_s = self._limits.body_idle_timeout_s
+        if self._limits.body_bytes_per_s:
+            timeout_s = min(timeout_s, max(self._body_until - self.loop.time(), 0.001))
+        self._wait_for("body", timeout_s)
+
+    def _wait_again(self) -> None:
+        """The client takes its answers again: the bound of what is going on otherwise counts from now."""
+        if self._body is not None:
+            self._wait_for_body()
+        elif self._request is not None:
+            self._wait_for("request", 0.0)
+        elif self._head:
+            self._wait_for("head", self._limits.head_timeout_s)
+        else:
+            self._wait_for("idle", self._limits.idle_timeout_s)
