@@ -7,7 +7,7 @@ gateway/http/errors.py.
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 import httptools
 
@@ -38,6 +38,10 @@ class _HeadReader:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+
+
+TICKS: Final = 4
+"""A silence is measured in so many parts of its bound."""
 
 
 class EngineConnection(asyncio.Protocol):
@@ -76,7 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._drain_waiter: asyncio.Future[None] | None = None
         self._write_paused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._last_data_at = 0.0
+        self._fresh = False  # something came since the last tick
         self._began = False  # a byte of the body is here
         self._timed = limits.first_byte_s > 0 or limits.stall_s > 0
         self._failure: EngineError | None = None
@@ -172,7 +176,7 @@ class EngineConnection(asyncio.Protocol):
         if self._paused_reading and not self.closed and self._transport is not None:
             self._paused_reading = False
             # What came while nobody read counts from now.
-            self._last_data_at = self.loop.time()
+            self._fresh = True
             self._transport.resume_reading()
 
     # -- asyncio.Protocol ----------------------------------------------------------------------
@@ -188,10 +192,9 @@ class EngineConnection(asyncio.Protocol):
         response = self._response
         if response is not None:
             if self._timed:
-                if self._began:
-                    self._last_data_at = self.loop.time()
-                else:
-                    self._heard()
+                self._fresh = True
+                if not self._began:
+                    self._begin()
             consumer = response.consumer
             if consumer is None:
                 response.feed(data)
@@ -324,7 +327,7 @@ class EngineConnection(asyncio.Protocol):
             response.end_at_head(surplus=bool(rest))
         elif rest:
             if self._timed and not 0 < framing <= len(rest):
-                self._heard()
+                self._begin()
             response.feed(rest)
         waiter.set_result(response)
 
@@ -344,31 +347,32 @@ class EngineConnection(asyncio.Protocol):
             self._head_waiter.exception()
         self.close()
 
-    def _heard(self) -> None:
-        """A piece of the body came: from the first one on only the silence between two is measured."""
-        self._last_data_at = self.loop.time()
-        if not self._began:
-            self._began = True
-            self._disarm()
-            if self._limits.stall_s > 0:
-                self._arm(self._limits.stall_s)
+    def _begin(self) -> None:
+        """The body begins: from here on only the silence between two pieces of it is measured."""
+        self._began = True
+        self._disarm()
+        if self._limits.stall_s > 0:
+            self._arm(self._limits.stall_s)
 
     def _arm(self, bound_s: float) -> None:
-        self._last_data_at = self.loop.time()
-        self._timer = self.loop.call_later(bound_s, self._silent, bound_s)
+        self._fresh = False
+        self._timer = self.loop.call_later(bound_s / TICKS, self._tick, bound_s, 1)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _silent(self, bound_s: float) -> None:
-        """One timer for an exchange: when it fires early, it is set again for what is left."""
-        rest = self._last_data_at + bound_s - self.loop.time()
-        if rest > 0.001 or self._paused_reading:
-            # Silence that we asked for ourselves is no fault of the engine.
-            again_s = max(rest, bound_s / 4)
-            self._timer = self.loop.call_later(again_s, self._silent, bound_s)
+    def _tick(self, bound_s: float, silent: int) -> None:
+        """Ends the exchange when nothing came in so many ticks in a row; silence that we asked for ourselves is none.
+
+        So a piece of a body costs a flag and no look at the clock; what is found is found a tick late at most.
+        """
+        if self._fresh or self._paused_reading:
+            self._fresh = False
+            silent = 0
+        if silent < TICKS:
+            self._timer = self.loop.call_later(bound_s / TICKS, self._tick, bound_s, silent + 1)
             return
         self._timer = None
         if self._exchange is not None:
