@@ -523,7 +523,7 @@ class ReplicaSlots:
         if drift or foreign != self.state.foreign:
             self._telling.say(
                 SlotsDrifted(lost=drift.lost, found=drift.found),
-                reason="its engine lists something else",
+                reason=f"its engine lists something else; {self.state.foreign} are foreign",
             )
 
     async def _probe(self, engine: EngineSide) -> None:

@@ -366,6 +366,7 @@ def test_found_ones_of_older_versions_and_of_nobody_leave_and_foreign_ones_stay(
         whys = {(e.adapter, e.why) for _, e in yard.said if isinstance(e, SlotsEvicted)}
         assert whys == {("a", "version"), ("gone", "removed")}
         assert yard.books.slots["r-1"].foreign == 2
+        assert "its engine lists something else; 2 are foreign" in yard.reasons
 
     story(tmp_path, tell, "a", pin_s=0.1)
 

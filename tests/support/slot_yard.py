@@ -190,7 +190,7 @@ class SomeFiles:
 
 @dataclass
 class SlotYard:
-    """One node's desk and what it works with. `said` are the slots events in order."""
+    """One node's desk and what it works with. `said` are the slots events in order, `reasons` theirs."""
 
     desk: SlotDesk
     books: Books
@@ -198,6 +198,7 @@ class SlotYard:
     files: SomeFiles
     engine: ScriptedEngine
     said: list[tuple[Slots, SlotsEvent]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     recalls: list[Mapping[str, tuple[str, ...]]] = field(default_factory=list)
     up: bool = True
     beats: int = 0
@@ -320,6 +321,7 @@ async def slot_yard(
 
     def said(slots: Slots, event: SlotsEvent, **fields: Any) -> None:
         yard.said.append((slots, event))
+        yard.reasons.append(fields.get("reason", ""))
         say(slots, event, **fields)
 
     books.say_slots = said  # type: ignore[method-assign]
