@@ -149,6 +149,27 @@ def test_a_refusal_that_comes_at_once_is_a_status_and_a_later_one_an_event(tmp_p
     run(story())
 
 
+def test_a_refusal_of_the_start_that_comes_soon_is_still_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loadingstream, "GRACE_S", 10.0)
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            gateway = await yard.gateway()
+            async with yard.client(gateway, headers=HEADER) as client:
+                asked = asyncio.create_task(client.post(PATH, json=chat(stream=True)))
+                await is_waiting(gateway)
+                await yard.activation("refused", code="no_capacity", reason="no card")
+                answer = await asked
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_capacity"
+            assert answer.headers["retry-after"]
+
+    run(story())
+
+
 def test_scn_b14_of_a_stream_that_is_told_of_the_load_admission_is_decided_before_its_head(
     tmp_path: Path,
 ) -> None:
