@@ -7,6 +7,7 @@ from datetime import datetime
 
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.answers import Answer, answer
+from schemas.adapter import Adapter
 from schemas.model import Model
 
 
@@ -21,8 +22,7 @@ def not_served_now(
     """
     adapter = entry.adapter
     if adapter.phase == "refused":  # 1
-        reason = adapter.reason or adapter.code or "no reason was given"
-        return _unknown(f"The adapter {name!r} cannot be served: {reason}")
+        return _unknown(f"The adapter {name!r} cannot be served: {_for_clients(adapter)}")
     if base is None:  # 2
         return _unknown(f"The adapter {name!r} has no base model {adapter.base!r} any more.")
     if base.max_loaded_adapters <= 0:
@@ -38,6 +38,13 @@ def not_served_now(
             param="model",
         )
     return None
+
+
+def _for_clients(adapter: Adapter) -> str:
+    """The catalog's reason without folders of the control plane's machine, which are nobody's affair outside."""
+    reason = adapter.reason or adapter.code or "no reason was given"
+    folder = adapter.source.rstrip("/")
+    return reason.replace(folder, "its folder") if folder.startswith("/") else reason
 
 
 def _unknown(message: str) -> Answer:

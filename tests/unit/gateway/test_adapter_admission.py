@@ -91,6 +91,19 @@ def test_scn_d9_a_refused_adapter_is_a_name_nobody_serves_with_the_reason() -> N
     assert "'m:poet'" in asked(table, "m:poet").message  # type: ignore[union-attr]
 
 
+def test_a_refusal_tells_clients_no_folder_of_the_control_planes_machine() -> None:
+    story = Story()
+    refused = story.adapter(
+        phase="refused",
+        code="not_an_adapter",
+        source="/srv/loras/poet/",
+        reason="/srv/loras/poet has no adapter_config.json",
+    )
+    told = asked(folded(story.model(max_loaded_adapters=2), refused))
+    assert isinstance(told, Answer)
+    assert told.message.endswith("cannot be served: its folder has no adapter_config.json")
+
+
 def test_a_base_that_is_off_or_loads_none_or_is_gone_starts_nothing() -> None:
     story = Story()
     table = folded(story.model(max_loaded_adapters=4, scaling=Scaling()), story.adapter())
