@@ -93,13 +93,16 @@ def test_scn_d9_a_refused_adapter_is_a_name_nobody_serves_with_the_reason() -> N
 
 def test_a_refusal_tells_clients_no_folder_of_the_control_planes_machine() -> None:
     story = Story()
-    refused = story.adapter(
-        phase="refused",
-        code="not_an_adapter",
-        source="/srv/loras/poet/",
-        reason="/srv/loras/poet has no adapter_config.json",
+    table = folded(
+        story.model(max_loaded_adapters=2),
+        story.adapter(
+            phase="refused",
+            code="not_an_adapter",
+            source="/srv/loras/poet/",
+            reason="/srv/loras/poet has no adapter_config.json",
+        ),
     )
-    told = asked(folded(story.model(max_loaded_adapters=2), refused))
+    told = asked(table)
     assert isinstance(told, Answer)
     assert told.message.endswith("cannot be served: its folder has no adapter_config.json")
 
