@@ -15,8 +15,8 @@ _TOKEN: Final = frozenset(
 _MAX_NAMES: Final = 64
 _EXPOSED: Final = b", ".join(
     (
-        b"x-request-id, retry-after, x-should-retry, x-yard-waited-ms, x-yard-adapter",
-        b"x-yard-model, x-yard-replica, x-yard-why",
+        b"x-request-id, request-id, retry-after, x-should-retry, x-yard-waited-ms, x-yard-adapter",
+        b"x-yard-model, x-yard-replica, x-yard-why, x-yard-loading",
         b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests",
         b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
     )
