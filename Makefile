@@ -7,7 +7,7 @@ MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast test-gpu check lint docs bench bench-peers bench-gateway
+.PHONY: help setup demo up test test-fast test-gpu check lint docs bench bench-peers bench-gateway fuzz fuzz-api transcript
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -53,6 +53,24 @@ bench: setup ## print the rows of the performance targets
 	@$(BIN)/python bench/proxy.py
 	@$(BIN)/python bench/mirror.py
 	@$(BIN)/python bench/adapters.py
+
+FUZZ := .cache/fuzz
+FUZZ_S ?= 60
+
+$(FUZZ)/ready: constraints.txt
+	@$(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/pip install -q -c constraints.txt atheris schemathesis
+	@touch $@
+
+fuzz: setup $(FUZZ)/ready ## fuzz what reads HTTP, guided by coverage, for FUZZ_S seconds
+	@PYTHONPATH=.:$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
+		$(FUZZ)/bin/python -m tests.fuzz.heads tests/fuzz/corpus -max_total_time=$(FUZZ_S)
+
+fuzz-api: setup $(FUZZ)/ready ## ask the control plane's API everything its description allows, and more
+	@$(BIN)/python -m tests.fuzz.api $(FUZZ)/bin/st
+
+transcript: setup ## ask a gateway as curl, openai, anthropic and Chromium do; writes docs/transcript.md
+	@$(BIN)/python -m tests.clients
 
 bench-peers: setup ## install what the gateway is compared with, each in an environment of its own
 	@$(BIN)/python bench/peers/peers.py
