@@ -113,7 +113,7 @@ def read_request_head(head: bytes, limits: ServerLimits) -> RequestHead:
             417, "invalid_request", "The only expectation met here is 100-continue.", close=True
         )
     method = parser.get_method().decode("ascii")
-    if not head.startswith(b"%b %b HTTP/1." % (method.encode(), reader.target)):
+    if not head.startswith(b" HTTP/1.", len(method) + 1 + len(reader.target)):
         # Two spaces, or another protocol's name, which the parser knows too.
         raise bad_request("The request line is not one of HTTP/1.1.")
     target = http_rules.split_target(reader.target)
