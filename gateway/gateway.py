@@ -5,35 +5,20 @@ waiting room, a count on a replica, an answer owed) is one call that nothing can
 I/O: requests, log, engines and files are the affair of the tasks around it.
 """
 
-import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from gateway.adapterdesk import Adapted, AdapterDesk, Seeking
 from gateway.clock import Clock
-from gateway.domain.adapteranswers import loads_none_yet
 from gateway.domain.admission import (
-    Keep,
-    Refuse,
-    Release,
     Route,
     Standing,
     Wait,
     admit,
-    ends_the_wait,
-    failed_start,
-    out_of_reach,
-    queue_full,
-    settle,
-    timed_out,
-    undecided,
 )
 from gateway.domain.affinity import Affinity, prefer
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
-from gateway.domain.oncards import no_cards_yet
 from gateway.domain.pins import Pins
-from gateway.domain.rights import may_not_wait
 from gateway.domain.routing import (
     NOBODY_ELSE,
     SERVING_PHASES,
@@ -55,19 +40,14 @@ from gateway.domain.table import (
 )
 from gateway.domain.turns import BUSY, FULL, Busy
 from gateway.domain.usage import Usage
-from gateway.domain.waitingroom import Full, Joined, Key, Waiter, WaitingRoom
+from gateway.domain.waitingroom import Key
 from gateway.ejections import Ejections
-from gateway.inhand import Asked, Run, Ticket
+from gateway.inhand import Asked, Run
 from gateway.line import Line
+from gateway.waits import Waits
 from schemas.model import Model
 from schemas.replica import Replica
 from schemas.settings import GatewaySettings
-
-log = logging.getLogger("gateway")
-
-FAILED_START_GRACE_S = 0.25
-"""A failed start is followed by the control plane's refusal, which knows when to come back; without
-one its waiters are answered after this."""
 
 RESTED = ("parked", "starting")
 """Phases a replica serves again from, if it ever does; `starting`: also when it resumes."""
@@ -97,9 +77,10 @@ class Gateway:
         self.on_seat_free: Callable[[], None] = lambda: None
         self.usage = Usage()
         self.desk = AdapterDesk(clock)
-        self.room = WaitingRoom(
-            max_requests=settings.waiting_requests, max_bytes=settings.waiting_bytes
+        self.waits = Waits(
+            self, max_requests=settings.waiting_requests, max_bytes=settings.waiting_bytes
         )
+        self.room = self.waits.room
         self.line = Line(
             clock,
             self._attempt,
@@ -115,15 +96,18 @@ class Gateway:
         self.on_model_gone: Callable[[str], None] = lambda model: None
         self.on_stall: Callable[[Replica], None] = lambda replica: self.judge(replica, good=False)
         self.on_endpoint_gone: Callable[[str], None] = lambda endpoint: None
-        self._tickets: dict[int, Ticket] = {}
-        self._some_may_not_start = False
+        # Who waits, and who sees to them, need to know the gateway alone.
+        self.join = self.waits.join
+        self.leave = self.waits.leave
+        self.asked_for = self.waits.asked_for
+        self.give_up = self.waits.give_up
+        self.oldest_asking_s = self.waits.oldest_asking_s
+        self.traceparent_of = self.waits.traceparent_of
         self._runs: dict[str, set[Run]] = {}
         # Routes that were found, by names and paths of the table, until anything changes that they depend on: the table
         # and who refused a connection. What an adapter's depends on changes with the time too; it is not kept.
         self._routes: dict[tuple[str, str], Route] = {}
         self._routed_without: frozenset[str] = frozenset()
-        self._deadline_timer: asyncio.TimerHandle | None = None
-        self._grace_timers: set[asyncio.TimerHandle] = set()
 
     @property
     def ejected(self) -> Mapping[str, Loss | str]:
@@ -280,6 +264,11 @@ class Gateway:
             decision, asked.abort, asked.seeking, affinity=asked.affinity, has_turn=True
         )
 
+    @property
+    def open_tickets(self) -> int:
+        """How many requests wait for a model to run."""
+        return self.waits.open_tickets
+
     def waiting(self, scope: str | None = None) -> dict[str, int]:
         """How many requests wait for each model, or for a turn at it; in one scope only the former."""
         counts = self.room.by_model(scope)
@@ -287,69 +276,6 @@ class Gateway:
             for model, count in self.line.by_model().items():
                 counts[model] = counts.get(model, 0) + count
         return counts
-
-    def join(
-        self,
-        model: Model,
-        scope: str,
-        *,
-        size_bytes: int,
-        deadline_s: float,
-        asked: Asked | None = None,
-        on_asked: Callable[[], None] = lambda: None,
-    ) -> Ticket | Answer:
-        """Admits a request to the waiting room and sees to it that the model is asked for.
-
-        With `asked` its run is begun the moment there is a replica; without, it only hears of it.
-        """
-        table = self.table
-        assert table is not None, "without a table there is no model to wait for"
-        key = (model.name, scope)
-        if asked is not None and not asked.caller.may_activate:
-            if refused := may_not_wait(asked.caller, table, key):
-                return refused
-            self._some_may_not_start = True
-        joined = self.room.join(
-            key,
-            size_bytes=size_bytes,
-            now_s=self.clock.now_s(),
-            deadline_s=deadline_s,
-            position=table.position,
-        )
-        match joined:
-            case Full(what=what, limit=limit):
-                return queue_full(table, model.name, what, limit, self.clock.now(), scope=scope)
-            case Joined(waiter=waiter, first=first):
-                ticket = Ticket(
-                    waiter=waiter,
-                    asked=asked,
-                    on_asked=on_asked,
-                    outcome=asyncio.get_running_loop().create_future(),
-                )
-                self._tickets[waiter.ticket] = ticket
-                self._arm_deadline()
-                if first:
-                    self.on_edge(False)
-                self.on_demand(key)
-                return ticket
-
-    def asked_for(self, key: Key) -> None:
-        """A wish for `key` goes out now."""
-        for ticket in self._tickets.values():
-            if ticket.waiter.key == key:
-                ticket.on_asked()
-
-    def leave(self, ticket: Ticket) -> None:
-        """The client is gone; safe to call after an outcome it never saw. The load goes on."""
-        self._tickets.pop(ticket.waiter.ticket, None)
-        outcome = ticket.outcome
-        if outcome.done() and not outcome.cancelled():
-            run = outcome.result()
-            if isinstance(run, Run):
-                self.finish(run, used=False)
-        if self.room.leave(ticket.waiter.ticket):
-            self._arm_deadline()
-            self._after_leaving(ticket.waiter.key)
 
     def suspect(self, replica: Replica, loss: Loss) -> None:
         """Routes nothing to this replica until a probe passed: it refused, broke or was another launch."""
@@ -380,7 +306,7 @@ class Gateway:
             return
         replica = None if self.table is None else self.table.replicas.get(replica_id)
         if replica is not None:
-            self.settle_model(replica.model)
+            self.waits.settle_model(replica.model)
             self.line.look(replica.model)
 
     # -- changes of the table --------------------------------------------------------------------
@@ -408,11 +334,9 @@ class Gateway:
             for replica_id, places in before.adapters.places.items():
                 after = table.adapters.places.get(replica_id)
                 self.desk.places_changed(replica_id, places, after)
-        keys = self.room.waited_for()
-        for key in keys:
-            self._settle(key)
+        keys = self.waits.settle_all()
         # What became of adapters meanwhile is in the table and in no event.
-        self._refuse_adapters({model for model, _ in keys})
+        self.waits.refuse_adapters({model for model, _ in keys})
         self.line.look_all()
         for model in () if before is None else before.models.keys() - table.models.keys():
             self.on_model_gone(model)
@@ -453,7 +377,7 @@ class Gateway:
                         if known.endpoint is not None:
                             self.on_endpoint_gone(known.endpoint)
                     if after is not None and after.phase == "failed":
-                        self._failed(after, change.seq)
+                        self.waits.failed(after, change.seq)
                 case ModelTouched(model=model):
                     touched.add(model)
                     if model not in table.models:
@@ -466,141 +390,18 @@ class Gateway:
                     everybody = True
                     self.on_node()
         self._recheck()
-        # In one pass: a node's event must not cost everybody who waits times all models.
-        for key in self.room.waited_for():
-            if everybody or key[0] in touched:
-                self._settle(key)  # 2
+        if everybody:
+            self.waits.settle_all()  # 2
+        else:
+            self.waits.settle_models(touched)  # 2
         if bases:
-            self._refuse_adapters(bases)  # 5
+            self.waits.refuse_adapters(bases)  # 5
         if self.line:
             for model in self.line.by_model():
                 if everybody or model in touched or model in bases:
                     self.line.look(model)  # 2
         if draining:
             self.on_edge(True)  # 3
-
-    def settle_model(self, model: str) -> None:
-        """Looks again at everybody who waits for `model`."""
-        for key in self.room.waited_for():
-            if key[0] == model:
-                self._settle(key)
-
-    def _settle(self, key: Key) -> None:
-        table = self.table
-        if table is None:
-            return
-        match settle(table, key[0], self.standing(), self.clock.now(), scope=key[1]):
-            case Release():
-                self._release(key)
-            case Refuse(answer=reply, decided_at=seq):
-                told = (
-                    self.room.release(key) if seq is None else self.room.refuse(key, decided_at=seq)
-                )
-                self._resolve(key, told, reply)
-            case Keep():
-                self._turn_away(key)
-        # Also when nobody is left: the wish that was open is decided or not needed any more.
-        self.on_demand(key)
-
-    def oldest_asking_s(self, key: Key) -> float | None:
-        """Since when somebody waits for `key` who may have it started."""
-        if not self._some_may_not_start:
-            return self.room.oldest_joined_s(key)
-        for ticket in self._tickets.values():
-            asked = ticket.asked
-            if ticket.waiter.key == key and (asked is None or asked.caller.may_activate):
-                return ticket.waiter.joined_s
-        return None
-
-    def traceparent_of(self, key: Key) -> str:
-        """The trace of whoever waits longest for `key`: a wish is sent for them."""
-        for ticket in self._tickets.values():
-            if ticket.waiter.key == key and ticket.asked is not None:
-                return ticket.asked.traceparent
-        return ""
-
-    def _turn_away(self, key: Key) -> None:
-        """Answers those who may not start what nobody starts any more."""
-        table = self.table
-        if not self._some_may_not_start or table is None:
-            return
-        for ticket in list(self._tickets.values()):
-            if ticket.waiter.key != key or ticket.asked is None:
-                continue
-            refused = may_not_wait(ticket.asked.caller, table, key)
-            if refused is not None and self.room.leave(ticket.waiter.ticket):
-                self._resolve(key, (ticket.waiter,), refused)
-
-    def _refuse_adapters(self, bases: set[str]) -> None:
-        """Answers those who wait for an adapter of these models that is not to be had any more."""
-        for ticket in list(self._tickets.values()):
-            asked, key = ticket.asked, ticket.waiter.key
-            if asked is None or key[0] not in bases or asked.name in (key[0], ""):
-                continue
-            decision = self.admit(asked.name, asked.path, accepted=True, on=asked.on)
-            if isinstance(decision, Answer) and self.room.leave(ticket.waiter.ticket):
-                self._resolve(key, (ticket.waiter,), decision)
-
-    def _release(self, key: Key) -> None:
-        """Begins a run for everybody who waits for `key`, in order of arrival.
-
-        Each is admitted as if it came now; those that ask the same hear the same.
-        """
-        waiters = self.room.release(key)
-        found: dict[tuple[str, str, CardRef | None], Route | Wait | Answer] = {}
-        for waiter in waiters:
-            ticket = self._tickets.pop(waiter.ticket, None)
-            if ticket is None or ticket.outcome.done():
-                continue
-            asked = ticket.asked
-            outcome: Run | Answer | None = None
-            if asked is not None:
-                wanted = (asked.name, asked.path, asked.on)
-                decision = found.get(wanted)
-                if decision is None:
-                    decision = found[wanted] = self.admit(
-                        asked.name, asked.path, accepted=True, on=asked.on
-                    )
-                if isinstance(decision, Answer):
-                    outcome = decision
-                elif isinstance(decision, Route) and (
-                    # One whose name has become an adapter's meanwhile looks again, as for that.
-                    decision.adapter is None or asked.seeking is not None
-                ):
-                    begun = self.start(
-                        decision, asked.abort, asked.seeking, affinity=asked.affinity
-                    )
-                    # Who finds no seat comes back in the order of arrival, and gets in line.
-                    outcome = None if isinstance(begun, Busy) else begun
-            ticket.outcome.set_result(outcome)
-        self._after_resolving(key, waiters)
-
-    def _failed(self, replica: Replica, seq: int) -> None:
-        """A start failed. The refusal of it usually follows in milliseconds; do not sit out more."""
-        table = self.table
-        if table is None:
-            return
-        keys = [
-            key
-            for key in self.room.waited_for()
-            if key[0] == replica.model and ends_the_wait(table, replica, scope=key[1])
-        ]
-        if not keys:
-            return
-
-        def answer_waiters() -> None:
-            self._grace_timers.discard(handle)
-            now_table = self.table
-            if now_table is None:
-                return
-            # Whatever starts by now was not what they waited for: a failed start answers its waiters.
-            now = self.clock.now()
-            for key in keys:
-                reply = failed_start(now_table, replica, now, scope=key[1])
-                self._resolve(key, self.room.refuse(key, decided_at=seq), reply)
-
-        handle = asyncio.get_running_loop().call_later(FAILED_START_GRACE_S, answer_waiters)
-        self._grace_timers.add(handle)
 
     def _abort_lost(self, replica_id: str, after: Replica | None) -> None:
         """What has no byte is taken back; a begun answer ends with the sentence in it."""
@@ -641,80 +442,14 @@ class Gateway:
         self.usage.forget_model(model)
         self.on_model_gone(model)
 
-    # -- ends of waits ---------------------------------------------------------------------------
-
-    def give_up(self, key: Key, *, joined_until_s: float) -> None:
-        """Nobody decided in time for those who joined until then."""
-        table = self.table
-        model, scope = key
-        if table is not None and (ready := table.routable(model, scope)):
-            # One that answers here can only be of no use to who waits for an adapter.
-            answers = any(r.id not in self.ejections.refused for r in ready)
-            reply = loads_none_yet(model) if answers else out_of_reach(model)
-        elif table is not None and not table.may_ask_for(scope):
-            reply = no_cards_yet(model, scope)
-        else:
-            reply = undecided(model)
-        self._resolve(key, self.room.give_up(key, joined_until_s=joined_until_s), reply)
+    # -- the end ---------------------------------------------------------------------------------
 
     def dismiss_all(self) -> None:
         """This gateway ends: whoever still waits is told to come back."""
-        for key in self.room.waited_for():
-            self._resolve(key, self.room.release(key), leaving())
+        self.waits.dismiss_all()
         self.line.dismiss_all(leaving())
 
     def close(self) -> None:
         """Releases every timer."""
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        for handle in self._grace_timers:
-            handle.cancel()
-        self._grace_timers.clear()
+        self.waits.close()
         self.ejections.close()
-
-    @property
-    def open_tickets(self) -> int:
-        return len(self._tickets)
-
-    def _expire(self) -> None:
-        self._deadline_timer = None
-        now_s, now = self.clock.now_s(), self.clock.now()
-        table = self.table
-        for waiter in self.room.expire(now_s):
-            model, scope = waiter.key
-            assert table is not None, "whoever waits joined with a table"
-            reply = timed_out(table, model, now_s - waiter.joined_s, now, scope=scope)
-            self._resolve(waiter.key, (waiter,), reply)
-        self._arm_deadline()
-
-    def _arm_deadline(self) -> None:
-        """One timer for the whole room, at its next deadline."""
-        due_s = self.room.next_deadline_s()
-        timer = self._deadline_timer
-        if timer is not None:
-            if due_s is not None and timer.when() <= due_s:
-                return  # It fires early at worst, finds nobody and is armed again.
-            timer.cancel()
-            self._deadline_timer = None
-        if due_s is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline_timer = loop.call_at(due_s, self._expire)
-
-    def _resolve(self, key: Key, waiters: tuple[Waiter, ...], reply: Answer) -> None:
-        """Gives those just taken out of the room their one outcome."""
-        for waiter in waiters:
-            ticket = self._tickets.pop(waiter.ticket, None)
-            if ticket is not None and not ticket.outcome.done():
-                ticket.outcome.set_result(reply)
-        self._after_resolving(key, waiters)
-
-    def _after_resolving(self, key: Key, waiters: tuple[Waiter, ...]) -> None:
-        if waiters:
-            self._arm_deadline()
-            self._after_leaving(key)
-
-    def _after_leaving(self, key: Key) -> None:
-        if self.room.count(key) == 0:
-            self.on_edge(False)
-            self.on_demand(key)

@@ -1,6 +1,6 @@
 """What a gateway has in hand of one request: its run at a replica, what it asked for, its place in the waiting room.
 
-Data only: who makes, counts and ends them is gateway/gateway.py.
+Data only: who makes, counts and ends them is gateway/gateway.py, and for tickets gateway/waits.py.
 """
 
 import asyncio

@@ -8,8 +8,9 @@ from typing import Any
 from gateway.clock import LoopClock
 from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
-from gateway.gateway import Asked, Gateway, Run, Ticket
+from gateway.gateway import Asked, Gateway, Run
 from gateway.http.errors import ConnectFailed
+from gateway.inhand import Ticket
 from gateway.probe import Prober
 from schemas.adapternames import pin_name
 from schemas.settings import GatewaySettings
