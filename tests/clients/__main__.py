@@ -64,7 +64,7 @@ async def _all(folder: Path, pages: Pages) -> tuple[str, list[str]]:
 def main() -> int:
     pages = Pages()
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             text, wrong = asyncio.run(_all(Path(folder), pages))
     finally:
         pages.close()

@@ -98,7 +98,9 @@ async def clients_yard(data: Path, origins: tuple[str, ...] = ()) -> AsyncIterat
         keys = await _make_keys(yard)
         for model in READY:
             await yard.when(
-                lambda e, model=model: e.type == "replica.ready" and e.state.model == model,
+                lambda e, model=model: (
+                    e.type == "replica.ready" and getattr(e.state, "model", "") == model
+                ),
                 f"a replica of {model}",
                 timeout_s=30.0,
             )
