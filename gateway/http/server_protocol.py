@@ -10,15 +10,15 @@ import logging
 from typing import Final, Protocol, cast
 
 from gateway.domain import error_bodies
-from gateway.domain.chunked import ChunkedBody, ChunkError
 from gateway.domain.http_rules import CHUNKED
 from gateway.domain.known_heads import KnownHead, known_head
+from gateway.http.arriving import Arriving
 from gateway.http.bodies import Body, BodyBudget
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ClientGone, RequestError
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import JSON_TYPE, Handler, Request, Responder
-from gateway.http.request_head import RequestHead, bad_request, read_request_head
+from gateway.http.request_head import RequestHead, read_request_head
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +26,6 @@ PIPELINE_BYTES: Final = 64 * 1024
 """Bytes of later requests kept while one is answered; above it reading pauses."""
 
 SLICE: Final = 16 * 1024
-
-FRAMING_BYTES: Final = 64 * 1024
-FRAMING_PER_BYTE: Final = 8
-"""What a chunked body may cost beyond its payload: so much, and so much for every byte of it. Chunks of one byte
-stay below; chunk extensions, which mean nothing here, do not.
-"""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -68,14 +62,8 @@ class ServerProtocol(asyncio.Protocol):
         self._request: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._handler_began = False
-        self._body: Body | None = None  # still being received
-        self._left = 0
-        self._chunks: ChunkedBody | None = None
-        self._discarding = False
-        self._discarded = 0
+        self._arriving: Arriving | None = None  # the body that is still being received
         self._given_up = False  # the body cannot be followed any further; more of it comes
-        self._raw = 0  # bytes of a chunked body, framing included
-        self._body_until = 0.0  # `loop.time()` at which a body that comes too slowly is given up
         self._known: KnownHead | None = None  # the head before, and what was read of it
         self._parsed: RequestHead | None = None
         self._closing = False
@@ -106,7 +94,7 @@ class ServerProtocol(asyncio.Protocol):
             return
         if self._pending:
             self._pending += data
-        elif self._body is not None:
+        elif self._arriving is not None:
             self._receive_body(data)
         elif self._request is not None:
             self._pending += data
@@ -169,9 +157,9 @@ class ServerProtocol(asyncio.Protocol):
         """
         if not self._keep_alive or self._home.draining:
             self._keep_alive = False
-        elif self._body is not None:
-            rest = self._left if self._chunks is None else 0
-            if self._body.failed or self._expects_continue or rest > self._limits.discard_bytes:
+        elif (arriving := self._arriving) is not None:
+            much = arriving.rest > self._limits.discard_bytes
+            if much or self._expects_continue or arriving.body.failed:
                 self._keep_alive = False
         return not self._keep_alive
 
@@ -208,15 +196,8 @@ class ServerProtocol(asyncio.Protocol):
         self.deadline = 0.0
         if self._why == "head":
             self._refuse(408, "request_timeout", "The request head did not arrive in time.")
-        elif self._why == "body" and self._body is not None and not self._discarding:
-            self._body.fail(
-                RequestError(
-                    408,
-                    "request_timeout",
-                    "The request body stopped arriving, or came too slowly.",
-                    close=True,
-                )
-            )
+        elif self._why == "body" and (arriving := self._arriving) and not arriving.discarding:
+            arriving.too_slow()
             self._keep_alive = False
         else:
             self.abort()
@@ -321,10 +302,8 @@ class ServerProtocol(asyncio.Protocol):
             self._expects_continue = False
             body.fill(rest)
         else:
-            self._body = body
-            self._raw = 0
-            self._body_until = self.loop.time() + self._limits.body_idle_timeout_s
-            self._wait_for_body()
+            self._arriving = Arriving(body, framing, self._limits, self.loop.time())
+            self._wait_for_body(self._arriving)
             if rest:
                 self._receive_body(rest)
         self._home.begun()
@@ -333,8 +312,6 @@ class ServerProtocol(asyncio.Protocol):
 
     def _make_body(self, framing: int) -> Body:
         limits = self._limits
-        self._chunks = ChunkedBody() if framing == CHUNKED else None
-        self._left = max(framing, 0)
         return Body(
             self.loop,
             declared=None if framing == CHUNKED else framing,
@@ -355,66 +332,30 @@ class ServerProtocol(asyncio.Protocol):
     # -- bodies --------------------------------------------------------------------------------
 
     def _receive_body(self, data: bytes) -> None:
-        body = self._body
-        assert body is not None
+        arriving = self._arriving
+        assert arriving is not None
         self._expects_continue = False
-        if rate := self._limits.body_bytes_per_s:
-            self._body_until += len(data) / rate
-        self._wait_for_body()
-        if self._chunks is None:
-            used = min(self._left, len(data))
-            self._left -= used
-            block = data if used == len(data) else data[:used]
-            self._keep(body, block)
-            complete = not self._left
-        else:
-            out: list[bytes] = []
-            try:
-                used = self._chunks.feed(data, out)
-            except ChunkError as problem:
-                self._give_up(body, f"The request body is not properly chunked: {problem}.")
-                return
-            self._raw += used
-            if out:
-                # One block for all of them: a chunk of one byte would cost fifty in memory.
-                self._keep(body, out[0] if len(out) == 1 else b"".join(out))
-            complete = self._chunks.done
-            payload = self._discarded if self._discarding else body.size
-            if self._raw > FRAMING_BYTES + FRAMING_PER_BYTE * payload and not body.failed:
-                self._give_up(body, "The request body is nearly nothing but chunk framing.")
-                return
-        if self._body is None:  # given up meanwhile
-            return
-        if complete:
-            self._body = None
+        self._wait_for_body(arriving, len(data))
+        used = arriving.receive(data)
+        if arriving.lost:
+            self._arriving = None
+            self._given_up = True
+            self._keep_alive = False
+            if arriving.discarding:
+                self.abort()
+        elif arriving.is_too_much:
+            self._arriving = None
+            self.abort()
+        elif arriving.done:
+            self._arriving = None
             self._wait_for("request", 0.0)
-            body.end()
+            arriving.body.end()
             if used < len(data):
                 self._pending[:0] = data[used:]
-            if self._discarding:
-                self._discarding = False
+            if arriving.discarding:
                 self._next_request()
-        elif body.crowded:
+        elif arriving.body.crowded:
             self._pause()
-
-    def _give_up(self, body: Body, message: str) -> None:
-        """Nothing that follows can be understood: the request fails with 400 and the connection ends."""
-        self._body = None
-        self._given_up = True
-        self._keep_alive = False
-        body.fail(bad_request(message))
-        if self._discarding:
-            self.abort()
-
-    def _keep(self, body: Body, block: bytes) -> None:
-        """Stores a piece, or only counts it when the handler is through with the request."""
-        if not self._discarding:
-            body.feed(block)
-            return
-        self._discarded += len(block)
-        if self._discarded > self._limits.discard_bytes:
-            self._body = None
-            self.abort()
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -482,11 +423,9 @@ class ServerProtocol(asyncio.Protocol):
             self.abort()
         elif not self._keep_alive:
             self._linger()
-        elif self._body is not None:
-            self._discarding = True
-            self._discarded = 0
-            self._raw = 0
-            self._wait_for_body()
+        elif self._arriving is not None:
+            self._arriving.discard()
+            self._wait_for_body(self._arriving)
             self._resume()
         elif self._pending or self._paused or self._write_paused or self._home.draining:
             self._next_request()
@@ -504,17 +443,17 @@ class ServerProtocol(asyncio.Protocol):
     def _pump(self) -> None:
         """Feeds what was kept while a request was answered, in slices, as far as it may go now."""
         while self._pending and not self._closing:
-            if self._body is None and self._request is not None:
+            if self._arriving is None and self._request is not None:
                 break
             piece = bytes(self._pending[:SLICE])
             del self._pending[:SLICE]
-            if self._body is not None:
+            if self._arriving is not None:
                 self._receive_body(piece)
             else:
                 self._receive_head(piece)
         if len(self._pending) > PIPELINE_BYTES:
             self._pause()
-        elif self._body is None or not self._body.crowded:
+        elif self._arriving is None or not self._arriving.body.crowded:
             self._resume()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
@@ -538,9 +477,9 @@ class ServerProtocol(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._gone:
             return
-        unread = unread or self._given_up or self._body is not None
+        unread = unread or self._given_up or self._arriving is not None
         unread = unread or bool(self._pending) or self._paused
-        self._body = None
+        self._arriving = None
         self._closing = True
         if not unread:
             # What is not sent yet still is, for as long as the client takes it.
@@ -559,7 +498,7 @@ class ServerProtocol(asyncio.Protocol):
         request, task = self._request, self._task
         if request is not None and task is not None:
             self._gone = True
-            self._body = None
+            self._arriving = None
             request.mark_gone()
             self._cancel_handler()
 
@@ -596,17 +535,13 @@ class ServerProtocol(asyncio.Protocol):
         self._why = why
         self.deadline = self.loop.time() + timeout_s if timeout_s > 0 else 0.0
 
-    def _wait_for_body(self) -> None:
-        """Bounds a body by its silences, and as a whole by the least rate it must have."""
-        timeout_s = self._limits.body_idle_timeout_s
-        if self._limits.body_bytes_per_s:
-            timeout_s = min(timeout_s, max(self._body_until - self.loop.time(), 0.001))
-        self._wait_for("body", timeout_s)
+    def _wait_for_body(self, arriving: Arriving, came: int = 0) -> None:
+        self._wait_for("body", arriving.bound_s(self.loop.time(), came))
 
     def _wait_again(self) -> None:
         """The client takes its answers again: the bound of what is going on otherwise counts from now."""
-        if self._body is not None:
-            self._wait_for_body()
+        if self._arriving is not None:
+            self._wait_for_body(self._arriving)
         elif self._request is not None:
             self._wait_for("request", 0.0)
         elif self._head:
