@@ -29,8 +29,8 @@ for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)
 said("started")
 if os.path.exists(folder + "/broken"): sys.exit(7)
 os.fstat(int(os.environ["YARD_WORKER_SOCKET"]))
-os.write(int(os.environ["YARD_WORKER_READY"]), b"1")
 said("serves")
+os.write(int(os.environ["YARD_WORKER_READY"]), b"1")
 while True: time.sleep(60)
 """
 
