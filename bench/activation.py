@@ -21,7 +21,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,8 +36,9 @@ import psutil
 
 sys.path.insert(
     0, str(Path(__file__).parent.parent)
-)  # run as a file: `tests` is no package of the venv
+)  # run as a file: `bench` and `tests` are no packages of the venv
 
+from bench.rig import free_port
 from controlplane.ctl.supervisor import become_subreaper, bury_orphans, python_argv
 from controlplane.ctl.up import RunningYard, UpOptions, start_yard
 from events.log import EventLog, Recorded
@@ -101,12 +101,6 @@ class Pair(NamedTuple):
     took: float
     cpu: float
     foreign: float
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def first_token(port: int) -> str:

@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.rig import free_port, nginx_binary, wait_open
 
 TARGET = 0.8
 MEMORY_TARGET_MIB = 100
@@ -127,24 +127,6 @@ async def serve(folder: Path, port: int) -> None:
 
 
 # -- the rounds ---------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_open(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"a process of the benchmark ended with {process.returncode}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise SystemExit(f"nothing listens on port {port} after 10 s")
 
 
 @contextmanager
@@ -273,9 +255,7 @@ def main() -> None:
     for program in ("curl", "sha256sum"):
         if shutil.which(program) is None:
             raise SystemExit(f"{program} is not installed")
-    binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if binary is None:
-        raise SystemExit("nginx is not installed; on Debian: apt-get install nginx-light")
+    binary = nginx_binary()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         file = folder / "origin" / REPO / "resolve" / COMMIT / NAME

@@ -9,7 +9,6 @@ and prints the seconds until `/v1/models/<last>` answers and until it leads, and
 import argparse
 import asyncio
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -18,12 +17,19 @@ from pathlib import Path
 import httpx
 import psutil
 
+from bench.rig import free_port
 from events.connection import connect
 from events.jetstream import JetStreamLog
 from events.log import Draft
 from events.provision import ensure_streams
 from events.roles import inbox_prefix
-from events.secrets import api_token_path, ensure_secret, nats_password_path, read_secret
+from events.secrets import (
+    api_token_path,
+    ensure_secret,
+    nats_password_path,
+    read_secret,
+    yard_secret_path,
+)
 from events.server import answers, command_line, prepare
 from schemas.messages import SCHEMA
 from schemas.model import Model, ModelAdded, Profile, Scaling
@@ -31,12 +37,6 @@ from schemas.settings import NatsSettings
 
 HOST = "127.0.0.1"
 BATCH = 500
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def model(n: int) -> Model:
@@ -128,6 +128,7 @@ async def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         ensure_secret(api_token_path(data))
+        ensure_secret(yard_secret_path(data))
         port = free_port()
         server = await asyncio.create_subprocess_exec(
             *command_line(
