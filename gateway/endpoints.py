@@ -11,7 +11,7 @@ from gateway.adapters import Adapters, Elsewhere, Refused
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
-from gateway.domain.keytable import ANYBODY
+from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.outliers import is_good
 from gateway.domain.places import RESPONSE, RESPONSES
@@ -230,17 +230,12 @@ class Inference:
             scope,
             size_bytes=sending.request.body.size,
             deadline_s=deadline_s,
-            asked=Asked(
-                name=sending.name,
-                path=sending.path,
-                abort=exchange.abort,
-                on=sending.on,
-                seeking=sending.seeking,
-                # One that was served here before its replica went is not refused because of that.
-                caller=ANYBODY if served.moves or served.stood else served.caller,
-                priority=sending.request.headers.get(b"x-yard-priority"),
-                affinity=sending.affinity,
-                traceparent=timeline.trace.traceparent.decode(),
+            # One that was served here before its replica went is not refused because of that.
+            asked=_asked(
+                sending,
+                exchange,
+                timeline,
+                ANYBODY if served.moves or served.stood else served.caller,
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
         )
@@ -288,16 +283,7 @@ class Inference:
         timeline.first("joined", joined_s)
         place = gateway.line.join(
             model,
-            Asked(
-                name=sending.name,
-                path=sending.path,
-                abort=exchange.abort,
-                on=sending.on,
-                seeking=sending.seeking,
-                caller=served.caller,
-                priority=sending.request.headers.get(b"x-yard-priority"),
-                affinity=sending.affinity,
-            ),
+            _asked(sending, exchange, timeline, served.caller),
             size_bytes=sending.request.body.size,
             deadline_s=deadline_s,
             accepted=served.moves > 0 or served.waited_s > 0,
@@ -524,6 +510,21 @@ class Inference:
             extra={"replica": run.replica.id, "model": run.model, "loss": loss, "why": why},
         )
         return _Lost(loss, why)
+
+
+def _asked(sending: Sending, exchange: Exchange, timeline: Timeline, caller: Caller) -> Asked:
+    """What a request that waits, for a model or for its turn, will ask of an engine with the rights of `caller`."""
+    return Asked(
+        name=sending.name,
+        path=sending.path,
+        abort=exchange.abort,
+        on=sending.on,
+        seeking=sending.seeking,
+        caller=caller,
+        priority=sending.request.headers.get(b"x-yard-priority"),
+        affinity=sending.affinity,
+        traceparent=timeline.trace.traceparent.decode(),
+    )
 
 
 async def reply(respond: Responder, refused: Answer, served: Served) -> None:
