@@ -143,7 +143,7 @@ class UsageFile:
                 await connection.execute("DELETE FROM totals")
                 await connection.execute("DELETE FROM told")
             for batch in batches:
-                day = batch.began.astimezone(UTC).date().isoformat()
+                day = _day_of(batch)
                 cursor = await connection.execute(
                     "INSERT INTO told VALUES (?, ?, ?, ?) ON CONFLICT (gateway, incarnation)"
                     " DO UPDATE SET n = excluded.n, day = excluded.day WHERE excluded.n > told.n",
@@ -211,12 +211,24 @@ class UsageFile:
 
 
 def is_sane(batch: UsageBatch) -> bool:
-    """Whether its numbers can be: who tells others would spoil every sum they go into."""
-    return all(0 <= getattr(row, name) < MOST for row in batch.rows for name in SUMS)
+    """Whether its numbers and its day can be: who tells others would spoil every sum they go into, or have the file
+    refuse what it can never take."""
+    try:
+        _day_of(batch)
+    except OverflowError:
+        return False
+    return 0 <= batch.n < MOST and all(
+        0 <= getattr(row, name) < MOST for row in batch.rows for name in SUMS
+    )
 
 
 def keys_of(batches: Iterable[UsageBatch]) -> set[str]:
     return {row.key for batch in batches for row in batch.rows if row.key}
+
+
+def _day_of(batch: UsageBatch) -> str:
+    """The day of UTC it is counted on. Raises OverflowError for a moment before or behind all days."""
+    return batch.began.astimezone(UTC).date().isoformat()
 
 
 def _values(day: str, row: UsageRow) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +206,13 @@ def test_what_cannot_be_an_account_is_counted_and_in_no_total(tmp_path: Path) ->
         async with yard.plane() as (plane, client):
             await yard.tell(batch(1, row(tokens=-1)), batch(2, row(tokens=1 << 62)))
             yard.broker.answer("yard.use.gateway.gw", b"{}", {})
-            seq = await yard.tell(batch(3))
+            # Numbers no file takes, and a moment that is on no day of UTC.
+            before_time = datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))
+            await yard.tell(batch(1 << 70), batch(4, at=before_time))
+            seq = await yard.tell(batch(5))
             await until(lambda: plane.usage.position == seq, "the accounts")
             assert await tokens(client) == 5
-            assert b"yard_usage_unreadable_total 3.0" in plane.metrics.text()
+            assert b"yard_usage_unreadable_total 5.0" in plane.metrics.text()
             # Nobody is less ready for it.
             await until(lambda: plane.doctor.ready().ready, "readiness")
 
