@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from gateway.domain.admission import Route, Wait
 from gateway.domain.affinity import Affinity, by_prefix
 from gateway.domain.answers import Answer, answer
-from gateway.domain.http_rules import HeaderList, engine_request_headers
+from gateway.domain.http_rules import HeaderList, Headers, engine_request_headers
 from gateway.domain.model_rewrite import Span, model_spans, named_model_spans
 from gateway.domain.multipart import FormReader, boundary_of
 from gateway.domain.names import Place
@@ -63,16 +63,12 @@ class Intake(Struct, frozen=True, kw_only=True):
     def headers(self, request: Request) -> bytes:
         """Those that go on to the engine, rendered; the same for every request with the same headers. A body that is
         no form is JSON, whatever its label said."""
-        memo = request.headers.memo
-        bare = self.form or (self.by_id and not request.body.size)
-        kind = "to engine, form" if self.form else "to engine, bare" if bare else "to engine"
-        found: bytes | None = memo.get(kind)
-        if found is None:
-            dropped = _BODY_HEADERS if not self.form else _PACKING
-            kept = [h for h in request.headers.items if h[0] not in dropped]
-            extra: HeaderList = () if bare else (JSON_TYPE,)
-            found = memo[kind] = rendered(engine_request_headers(kept, extra=extra))
-        return found
+        headers = request.headers
+        if self.form:
+            return _onward(headers, "to engine, form", _PACKING, ())
+        if self.by_id and not request.body.size:
+            return _onward(headers, "to engine, bare", _BODY_HEADERS, ())
+        return json_onward(headers)
 
     def target(self, path: str, request: Request, model: str) -> str:
         """Path and query for an engine that knows the model as `model`."""
@@ -82,6 +78,32 @@ class Intake(Struct, frozen=True, kw_only=True):
             parts = [named if p.partition("=")[0] == "model" else p for p in query.split("&")]
             query = "&".join(parts)
         return f"{path}?{query}" if query else path
+
+
+def json_onward(headers: Headers) -> bytes:
+    """Of a request's headers those that go on to an engine with a JSON body, rendered."""
+    return _onward(headers, "to engine", _BODY_HEADERS, (JSON_TYPE,))
+
+
+def _onward(
+    headers: Headers, kind: str, dropped: frozenset[bytes], extra: HeaderList
+) -> bytes:
+    memo = headers.memo
+    found: bytes | None = memo.get(kind)
+    if found is None:
+        kept = [h for h in headers.items if h[0] not in dropped]
+        found = memo[kind] = rendered(engine_request_headers(kept, extra=extra))
+    return found
+
+
+def may_be_json(headers: Headers) -> bool:
+    """Whether its label lets a body be JSON as it came: whatever says nothing else may be."""
+    return headers.get(b"content-encoding") is None and not _kind(headers).startswith(_NEVER_JSON)
+
+
+def _kind(headers: Headers) -> bytes:
+    """The Content-Type without its parameters."""
+    return (headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
 
 
 _BODY_HEADERS: Final = frozenset((b"content-type", b"content-encoding"))
@@ -103,7 +125,7 @@ async def read_intake(
     if place.response:  # 1
         refused = await _unpack(request, respond)
         return _of_response(request, kept, place.model) if refused is None else refused
-    kind = (request.headers.get(b"content-type") or b"").split(b";")[0].strip().lower()
+    kind = _kind(request.headers)
     form = place.form and kind.startswith(b"multipart/")
     if not form and kind.startswith(_NEVER_JSON):  # 2
         other = " or multipart/form-data" if place.form else ""
@@ -146,8 +168,6 @@ def _of_engine(body: bytes, named: str) -> Intake | Answer:
     spans = model_spans(body)
     if spans:
         return Intake(fields=fields, spans=spans)
-    if msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() & {"model"}:
-        return _refused(model_missing("the field `model` is no name"))
     # An engine with adapters would answer for its base: the name is put in where it has another there.
     at = body.index(b"{") + 1
     alone = body[at:].lstrip().startswith(b"}")

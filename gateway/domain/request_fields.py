@@ -55,7 +55,7 @@ def read_fields(body: bytes, *, named: str | None = None) -> RequestFields | Fie
 
     1. not JSON, or no object. 2. `model` missing, null, empty, too long or no string: never a
     default, a request without a model must not reach a random one. 3. a wrong type of the others. 4. where the path
-    names the model the body may leave it out, and may not name another.
+    names the model the body may leave it out, and may not name another, nor none by `null`.
     """
     try:
         fields = _decoder.decode(body)
@@ -68,6 +68,8 @@ def read_fields(body: bytes, *, named: str | None = None) -> RequestFields | Fie
     except RecursionError:
         return _TOO_DEEP
     model = fields.model
+    if model is None and named is not None:  # 4
+        return model_missing("the field `model` is no name")
     if model is UNSET or model is None or not model:
         if named is None:
             return model_missing("the field `model` is missing or empty")

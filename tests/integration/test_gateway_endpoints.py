@@ -177,6 +177,22 @@ def test_scn_b2_a_name_is_the_engines_wherever_it_stands(tmp_path: Path) -> None
             other = await it.client.post("/engines/m/tokenize", json={"model": "x"})
             assert other.status_code == 400
             assert "two different models" in other.json()["error"]["message"]
+            nameless = await it.client.post("/engines/m/tokenize", json={"model": None})
+            assert nameless.status_code == 400
+            assert nameless.json()["error"]["param"] == "model"
+
+    run(story(), 60)
+
+
+def test_what_stands_beside_the_model_is_for_the_engine_to_judge(tmp_path: Path) -> None:
+    """A name below an engine's address that is no text is passed on as it is, as everywhere else."""
+
+    async def story() -> None:
+        async with served(tmp_path) as it:
+            for base, body in (("/engines/m", b'{"\xff":1}'), ("", b'{"model":"m","\xff":1}')):
+                answer = await it.client.post(f"{base}/tokenize", content=body)
+                assert answer.status_code == 400, answer.text
+                assert answer.headers["x-yard-model"] == "m", "the engine said so"
 
     run(story(), 60)
 
