@@ -62,13 +62,18 @@ class Pool:
     def __init__(
         self, endpoint: str, limits: ClientLimits, ssl_context: ssl.SSLContext | None
     ) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(endpoint)
+            host, port = parts.hostname, parts.port
+            self.host = parts.netloc.rpartition("@")[2].encode("ascii")
+        except ValueError as problem:
+            raise ConnectFailed(f"not the base URL of an engine: {endpoint!r}") from problem
+        if parts.scheme not in ("http", "https") or not host:
             raise ConnectFailed(f"not the base URL of an engine: {endpoint!r}")
         if parts.scheme == "https" and ssl_context is None:
             raise ConnectFailed("this gateway has no TLS settings for engines")
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host = host
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl_context if parts.scheme == "https" else None
         self._limits = limits
         self._idle: deque[EngineConnection] = deque()
@@ -78,7 +83,6 @@ class Pool:
         self._closing = False
         self._all_closed: asyncio.Future[None] | None = None
         self.loop = asyncio.get_running_loop()
-        self.host = parts.netloc.rpartition("@")[2].encode("ascii")
         self.connections: set[EngineConnection] = set()
 
     def take(self) -> EngineConnection | None:
@@ -181,7 +185,8 @@ class Pool:
             await self.loop.create_connection(
                 lambda: connection, self._host, self._port, ssl=self._ssl
             )
-        except OSError as problem:
+        except (OSError, UnicodeError) as problem:
+            # The second: of a name that no resolver can be asked for.
             self._end(opening, ConnectFailed(f"no connection to the engine: {problem}"))
         except asyncio.CancelledError:
             # Cancelled by whoever failed it, or by the end of everything.

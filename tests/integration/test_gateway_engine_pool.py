@@ -169,3 +169,26 @@ def test_nobody_at_the_endpoint_is_an_error_of_the_connection() -> None:
         await ended(pool)
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "nonsense",
+        "http://",
+        "http://[::1",
+        "http://h:99999",
+        "http://h:port",
+        "http://\u00fc:1",
+        f"http://{'a' * 64}:1",
+        "http://a..b:1",
+    ],
+)
+def test_an_address_that_is_none_is_no_connection_and_no_other_error(endpoint: str) -> None:
+    """Addresses come from events: one that is nonsense must fail its requests and probes, and end nothing else."""
+
+    async def story() -> None:
+        with pytest.raises(ConnectFailed):
+            await pool_at(endpoint).connect(Exchange())
+
+    run(story())
