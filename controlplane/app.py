@@ -147,7 +147,6 @@ class ControlPlane:
         self.port = listener.getsockname()[1]
         try:
             await self.model.open()
-            await self.usage.open()
             if self._mirroring is not None:
                 await self._mirroring.open()
             server = self._server(host)

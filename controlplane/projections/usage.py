@@ -55,51 +55,60 @@ class UsageModel:
         self._file: UsageFile | None = None
         self._mark: Position | None = None
         self._swept_at: datetime | None = None
-        self._refused = ""
+        self._said = ""
+        self._damaged = False
         self.synced = False
 
     @property
     def position(self) -> int:
         return 0 if self._mark is None else self._mark.seq
 
-    async def open(self) -> None:
-        """Opens the file, or a fresh one in its place."""
+    async def _open(self) -> None:
+        """Opens the file, or a fresh one in place of one that is damaged or another version's."""
         try:
+            if self._damaged:
+                raise Unusable("damaged")
             self._file = await UsageFile.open(self._path)
         except Unusable as error:
             log.warning("the usage file is thrown away", extra={"why": str(error)})
             UsageFile.throw_away(self._path)
+            self._damaged = False
             self._file = await UsageFile.open(self._path)
         self._mark = await self._file.position()
 
     async def close(self) -> None:
-        if self._file is not None:
-            await self._file.close()
-            self._file = None
+        """Lets go of the file; `run` would open it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            await file.close()
 
     async def run(self) -> None:
         """Follows until cancelled; whatever the file or the log refuses is tried again."""
         while True:
+            pause_s = RETRY_S
             try:
+                if self._file is None:
+                    await self._open()
                 await self._follow()
-            except sqlite3.OperationalError as error:
-                # Full or locked: what was committed stands, the rest is read again from there.
-                log.error("usage cannot be written; trying again: %s", error)
+            except (sqlite3.OperationalError, OSError) as error:
+                # Full, locked, not to be opened: what was committed stands, the rest is read again from there.
+                self._say("usage cannot be written; trying again", error)
             except (sqlite3.DatabaseError, Unusable) as error:
-                log.error("the usage file is damaged; adding up anew: %s", error)
+                self._say("the usage file is damaged; adding up anew", error)
+                self._damaged = True
                 await self.close()
-                UsageFile.throw_away(self._path)
-                await self.open()
             except LogError as error:
-                # As for a user whose rights are of a version before: it is said once.
-                if str(error) != self._refused:
-                    log.warning("usage cannot be read; trying again", extra={"why": str(error)})
-                    self._refused = str(error)
-                self.synced = False
-                await asyncio.sleep(REFUSED_RETRY_S)
-                continue
+                # As for a user whose rights are of a version before.
+                self._say("usage cannot be read; trying again", error)
+                pause_s = REFUSED_RETRY_S
             self.synced = False
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Once, however often it is tried."""
+        if str(error) != self._said:
+            self._said = str(error)
+            log.warning(what, extra={"why": self._said})
 
     async def _follow(self) -> None:
         assert self._file is not None
@@ -136,6 +145,7 @@ class UsageModel:
             names = {key: now[key] for key in keys_of(batches) if key in now}
             await self._file.add(batches, mark, names, reset=page.reset)
             self._mark = mark
+            self._said = ""
         self.synced = self.synced or page.synced
         await self._sweep()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -17,7 +18,7 @@ from controlplane.app import ControlPlane, new_decider
 from controlplane.candidate import Me
 from controlplane.events_api import BadQuery
 from controlplane.identifiers import new_ids
-from controlplane.projections.usagefile import DIMENSIONS
+from controlplane.projections.usagefile import DIMENSIONS, UsageFile
 from controlplane.usage_api import parse_wanted
 from events.ids import new_id
 from events.log import Misconfigured, UsagePage
@@ -179,6 +180,58 @@ def test_inv_7_deleting_the_usage_file_loses_no_total(tmp_path: Path, how: str) 
         async with yard.plane() as (_, client):
             assert await totals(client) == before
             assert len(before) == 3
+
+    run(story(), 60)
+
+
+def test_a_file_that_cannot_be_opened_costs_the_accounts_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at the start nor when one that is damaged is to be replaced."""
+    monkeypatch.setattr("controlplane.projections.usage.RETRY_S", 0.01)
+
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        await yard.tell(batch(1))
+        file = tmp_path / "cp-1" / "usage.sqlite"
+        file.mkdir(parents=True)
+        log = MemoryLog(yard.broker, source="/cp/cp-1")
+        control = plane(log, MemoryWire(log.connection), tmp_path)
+        async with running(control), api(control) as client:
+            await until(lambda: control.doctor.ready().ready, "readiness")
+            answer = await client.get("/v1/usage")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_synced")
+            file.rmdir()
+            await until(lambda: control.usage.synced, "usage to be added up")
+            assert await tokens(client) == 5
+
+    run(story(), 60)
+
+
+def test_a_file_found_damaged_while_it_is_used_is_replaced_and_added_up_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.projections.usage.RETRY_S", 0.01)
+    add = UsageFile.add
+
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        await yard.tell(batch(1))
+        async with yard.plane() as (plane, client):
+            assert await tokens(client) == 5
+            torn = 0
+
+            async def tear(self: UsageFile, *args: Any, **named: Any) -> None:
+                nonlocal torn
+                torn += 1
+                monkeypatch.setattr(UsageFile, "add", add)
+                raise sqlite3.DatabaseError("database disk image is malformed")
+
+            monkeypatch.setattr(UsageFile, "add", tear)
+            seq = await yard.tell(batch(2))
+            await until(lambda: torn == 1 and plane.usage.position == seq, "all to be added up")
+            await until(lambda: plane.usage.synced, "the end of it")
+            assert await tokens(client) == 10
 
     run(story(), 60)
 
