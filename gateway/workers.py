@@ -155,7 +155,7 @@ class Crew:
                     await self._changed.wait()
             except TimeoutError:
                 break
-        if len(new) == self._count and all(w.serves.done() and w.serves.result() for w in new):
+        if len(new) == self._count and all(map(self._serves, new)):
             old, self._current = self._current, set(new)
             for worker in old:
                 _signal(worker, signal.SIGHUP)
@@ -165,6 +165,10 @@ class Crew:
             _signal(worker, signal.SIGTERM)
         if not self._stopping.is_set():
             log.error("the new workers do not serve; the old ones stay")
+
+    def _serves(self, worker: Worker) -> bool:
+        """It came to serve, and has not ended since."""
+        return worker in self._all and worker.serves.done() and worker.serves.result()
 
     async def _start(self) -> Worker:
         """The id is one that nobody has who may still run: of two with one id neither could be believed."""
@@ -215,9 +219,10 @@ class Crew:
         if not worker.serves.done():
             worker.serves.set_result(False)
         self._changed.set()
-        if self._stopping.is_set() or worker not in self._current:
+        current = self._current
+        if self._stopping.is_set() or worker not in current:
             return
-        self._current.discard(worker)
+        current.discard(worker)
         log.error("a worker ended", extra={"worker": worker.number, "status": status})
         if not self._any_served:
             self._failed = f"no worker came to serve (the first ended with {status})"
@@ -229,12 +234,18 @@ class Crew:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
-        if not self._stopping.is_set():
-            try:
-                self._current.add(await self._start())
-            except OSError as problem:
-                self._failed = f"a worker cannot be started: {problem}"
-                self._changed.set()
+        if self._stopping.is_set() or current is not self._current:
+            return  # Successors are all there shall be.
+        try:
+            again = await self._start()
+        except OSError as problem:
+            self._failed = f"a worker cannot be started: {problem}"
+            self._changed.set()
+            return
+        if current is self._current:
+            current.add(again)
+        else:
+            _signal(again, signal.SIGTERM)
 
 
 def _signal(worker: Worker, number: int) -> None:

@@ -28,9 +28,11 @@ def end(number, frame):
 for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)
 said("started")
 if os.path.exists(folder + "/broken"): sys.exit(7)
+while os.path.exists(f"{folder}/{id} waits"): time.sleep(0.01)
 os.fstat(int(os.environ["YARD_WORKER_SOCKET"]))
 said("serves")
 os.write(int(os.environ["YARD_WORKER_READY"]), b"1")
+if os.path.exists(f"{folder}/{id} ends"): sys.exit(7)
 while True: time.sleep(60)
 """
 
@@ -144,6 +146,44 @@ def test_successors_that_do_not_serve_leave_the_old_ones_at_work(tmp_path: Path)
             scene.break_new_ones(broken=False)
             os.kill(scene.pid_of(1), signal.SIGKILL)
             await until(lambda: scene.said().count("gw.1 serves") == 2, "it to be back", 20.0)
+
+    run(story(), 60.0)
+
+
+def test_a_successor_that_ends_before_the_others_serve_leaves_the_old_ones_at_work(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            (tmp_path / "gw.3 ends").touch()
+            (tmp_path / "gw.4 waits").touch()
+            scene.crew.succeed()
+            await scene.until_said("gw.3 serves", "gw.4 started")
+            await until(lambda: len(scene.crew._all) == 3, "the third to be gone", 20.0)
+            (tmp_path / "gw.4 waits").unlink()
+            await until(lambda: len(scene.crew._all) == 2, "the fourth to be gone", 20.0)
+            assert {w.number for w in scene.crew._all} == {1, 2}
+            assert not any(line.endswith("hup") for line in scene.said())
+
+    run(story(), 60.0)
+
+
+def test_one_that_ended_before_a_succession_is_not_started_again_beside_the_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_DELAYS_S", (3.0,))
+
+    async def story() -> None:
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            os.kill(scene.pid_of(1), signal.SIGKILL)
+            await until(lambda: len(scene.crew._all) == 1, "its end to be seen")
+            scene.crew.succeed()
+            await scene.until_said("gw.2 hup")
+            # Who waited to start the first again has gone too: each that runs has one who watches it.
+            await until(lambda: len(scene.crew._tasks) == 2, "nobody to be started besides", 20.0)
+            assert len(scene.crew._all) == len(scene.crew._current) == 2
 
     run(story(), 60.0)
 
