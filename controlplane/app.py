@@ -107,7 +107,7 @@ class ControlPlane:
         self.usage = UsageModel(
             events=events,
             path=folder / "usage.sqlite",
-            names=lambda: {key.id: key.name for key in self.leader.world.keys.values()},
+            keys=lambda: self.leader.world.keys,
             now=utc_now,
             metrics=self.metrics,
         )

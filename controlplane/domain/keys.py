@@ -56,7 +56,7 @@ def over_at(key: Key) -> datetime | None:
 
 def find(keys: Mapping[str, Key], said: str, now: datetime) -> Key | None:
     """The key with this id or name. Of several with the name, the one that is not over, else the newest."""
-    by_id = keys.get(_id_of(said))
+    by_id = keys.get(id_of(said))
     if by_id is not None:
         return by_id
     called = [key for key in keys.values() if key.name == said]
@@ -65,7 +65,7 @@ def find(keys: Mapping[str, Key], said: str, now: datetime) -> Key | None:
     )
 
 
-def _id_of(said: str) -> str:
+def id_of(said: str) -> str:
     """The id, where somebody gave the whole key."""
     if said.startswith(f"{KEY_PREFIX}_"):
         return said.split("_", 2)[1]
@@ -284,7 +284,7 @@ def _not_found(scene: Scene, said: str) -> Rejected:
     near = get_close_matches(said, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     # A whole key is not repeated: its secret would be in the log.
-    return Rejected(code=codes.NOT_FOUND, sentence=f"there is no key {_id_of(said)!r}{hint}")
+    return Rejected(code=codes.NOT_FOUND, sentence=f"there is no key {id_of(said)!r}{hint}")
 
 
 def _after(at: datetime, seconds: float) -> datetime:

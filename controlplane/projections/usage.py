@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from controlplane.domain import keys
 from controlplane.metrics import Metrics
 from controlplane.projections.database import Unusable
 from controlplane.projections.readmodel import NotSynced
@@ -23,6 +24,7 @@ from controlplane.projections.usagefile import (
 )
 from events.log import EventLog, LogError, StreamIdentity, UsagePage
 from events.streams import USAGE_KEPT_DAYS
+from schemas.key import Key
 from schemas.usage import UsageBatch, UsageTotal
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ HOUSEKEEPING_S: Final = 3600.0
 
 
 class UsageModel:
-    """The totals of one control plane. `names` tells the keys there are now, id to name.
+    """The totals of one control plane. `keys` tells those there are now, by id.
 
     `position` is committed, never ahead of the totals; `synced` once all there was had been added up.
     """
@@ -43,13 +45,13 @@ class UsageModel:
         *,
         events: EventLog,
         path: Path,
-        names: Callable[[], Mapping[str, str]],
+        keys: Callable[[], Mapping[str, Key]],
         now: Callable[[], datetime],
         metrics: Metrics,
     ) -> None:
         self._events = events
         self._path = path
-        self._names = names
+        self._keys = keys
         self._now = now
         self._metrics = metrics
         self._file: UsageFile | None = None
@@ -142,7 +144,7 @@ class UsageModel:
         )
         if page.items or page.reset or self._mark is None:
             now = self._names()
-            names = {key: now[key] for key in keys_of(batches) if key in now}
+            names = {id: now[id] for id in keys_of(batches) if id in now}
             await self._file.add(batches, mark, names, reset=page.reset)
             self._mark = mark
             self._said = ""
@@ -169,11 +171,14 @@ class UsageModel:
         ], self.position
 
     async def key_id(self, said: str) -> str:
-        """The id of the key of that id or name: the one there is now, else one that used something; else `said`."""
-        for names in (self._names(), {} if self._file is None else await self._file.names()):
-            if said in names:
-                return said
-            found = sorted(key for key, name in names.items() if name == said)
-            if found:
-                return found[-1]
-        return said
+        """The id of the key of that id or name: as commands mean it, else of one that used something; else `said`."""
+        there = keys.find(self._keys(), said, self._now())
+        if there is not None:
+            return there.id
+        id = keys.id_of(said)
+        ended = {} if self._file is None else await self._file.names()
+        called = sorted(key for key, name in ended.items() if name == said)
+        return id if id in ended or not called else called[-1]
+
+    def _names(self) -> dict[str, str]:
+        return {key.id: key.name for key in self._keys().values()}

@@ -26,7 +26,7 @@ from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.streams import USAGE_KEPT_DAYS
 from schemas.api import UsageList
-from schemas.commands import Command, KeyCreate
+from schemas.commands import Command, KeyCreate, KeyRevoke
 from schemas.usage import UsageBatch, UsageRow
 from tests.support.aio import run, until
 from tests.support.controlplanes import FAST, TOKEN, api, leads, plane, running
@@ -137,6 +137,31 @@ def test_totals_are_by_whatever_is_asked_for(tmp_path: Path) -> None:
             for bad in ({"by": "colour"}, {"since": "soon"}, {"until": "x"}):
                 answer = await client.get("/v1/usage", params=bad)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+
+    run(story(), 60)
+
+
+def test_a_name_means_the_key_that_is_not_over_and_a_whole_key_its_id(tmp_path: Path) -> None:
+    """As for every command about a key: a name may be given anew while the one before is still listed."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        over, valid = "zzzzzzzzzzzz", ID
+        async with yard.plane() as (plane, client):
+            await until(leads(plane), "a leader")
+            for body in (
+                KeyCreate(id=over, name="ci", hash=HASH),
+                KeyRevoke(key=over),
+                KeyCreate(id=valid, name="ci", hash=HASH),
+            ):
+                await yard.admin.send("anna", Command(id=new_id(), body=body))
+            await until(lambda: valid in plane.leader.world.keys, "the keys")
+            seq = await yard.tell(batch(1, row(over, tokens=1), row(valid, tokens=2)))
+            await until(lambda: plane.usage.position == seq, "the accounts")
+            for said in ("ci", valid, f"yk_{valid}_its-secret"):
+                found = await totals(client, by="key", key=said)
+                assert [t["row"]["completion_tokens"] for t in found] == [2], said
+            assert [t["row"]["key"] for t in await totals(client, by="key", key=over)] == [over]
 
     run(story(), 60)
 
