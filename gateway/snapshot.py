@@ -65,6 +65,8 @@ class SnapshotWriter:
         self._every_s = every_s
         self._written: tuple[str, int] | None = None
         self._identity: StreamIdentity | None = None
+        self._writing = asyncio.Lock()
+        """The last write may come while a regular one is under way, and a file has one draft."""
 
     def identify(self, identity: StreamIdentity) -> None:
         """Which stream the table was read from; until it is known nothing is written."""
@@ -78,18 +80,20 @@ class SnapshotWriter:
 
     async def write_now(self) -> None:
         """Writes unless nothing changed; a table from a snapshot is never written back."""
-        table, identity = self._gateway.table, self._identity
-        if table is None or identity is None or not self._gateway.synced:
-            return
-        now_at = (identity.stream_id, table.position)
-        if now_at == self._written:
-            return
-        snapshot = take(table, stream_id=identity.stream_id, stream_created=identity.created)
-        try:
-            # The file and its fsync go to a thread; taking the snapshot does not, the table is ours.
-            await asyncio.to_thread(write_snapshot, self._path, snapshot)
-        except OSError as error:
-            self._metrics.snapshot_failed.inc()
-            log.warning("snapshot not written", extra={"path": str(self._path), "why": str(error)})
-        else:
-            self._written = now_at
+        async with self._writing:
+            table, identity = self._gateway.table, self._identity
+            if table is None or identity is None or not self._gateway.synced:
+                return
+            now_at = (identity.stream_id, table.position)
+            if now_at == self._written:
+                return
+            snapshot = take(table, stream_id=identity.stream_id, stream_created=identity.created)
+            try:
+                # The file and its fsync go to a thread; taking the snapshot does not, the table is ours.
+                await asyncio.to_thread(write_snapshot, self._path, snapshot)
+            except OSError as error:
+                self._metrics.snapshot_failed.inc()
+                told = {"path": str(self._path), "why": str(error)}
+                log.warning("snapshot not written", extra=told)
+            else:
+                self._written = now_at

@@ -1,15 +1,23 @@
 """A snapshot gives the table back that it was taken of."""
 
+import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
-from gateway.domain.snapshot import BadSnapshot, decode, encode, restore, take
+from events.log import StreamIdentity
+from gateway.clock import LoopClock
+from gateway.domain.snapshot import BadSnapshot, Snapshot, decode, encode, restore, take
 from gateway.domain.table import Table
-from gateway.snapshot import read_snapshot, write_snapshot
+from gateway.gateway import Gateway
+from gateway.metrics import Metrics
+from gateway.snapshot import SnapshotWriter, read_snapshot, write_snapshot
 from schemas.model import Scaling
+from schemas.settings import GatewaySettings
+from tests.support.aio import run, until
 from tests.support.gateway_world import Story, folded
 
 
@@ -90,3 +98,43 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_the_last_write_of_a_gateway_waits_for_the_one_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have one draft: two at once would leave neither of two tables in the file."""
+    path = tmp_path / "routes.json"
+    go = threading.Event()
+    writing: list[int] = []
+    at_once: list[int] = []
+
+    def slowly(to: Path, snapshot: Snapshot) -> None:
+        writing.append(snapshot.position)
+        at_once.append(len(writing))
+        go.wait(20)
+        write_snapshot(to, snapshot)
+        writing.remove(snapshot.position)
+
+    monkeypatch.setattr("gateway.snapshot.write_snapshot", slowly)
+
+    async def story() -> None:
+        gateway = Gateway("gw", GatewaySettings(), LoopClock())
+        table = a_table()
+        gateway.install(table, synced=True)
+        writer = SnapshotWriter(gateway, path, Metrics())
+        writer.identify(StreamIdentity(stream_id="s", created="c", last_seq=9, schema=1))
+        regular = asyncio.create_task(writer.write_now())
+        await until(lambda: bool(at_once), "a write")
+        table.advance(table.position + 1)
+        last = asyncio.create_task(writer.write_now())
+        for _ in range(20):  # whatever it would give to a thread has begun there
+            await asyncio.to_thread(lambda: None)
+        go.set()
+        await asyncio.gather(regular, last)
+        kept = read_snapshot(path)
+        assert kept is not None
+        assert kept.position == table.position
+
+    run(story())
+    assert at_once == [1, 1]
