@@ -113,7 +113,7 @@ def register(
     @click.pass_context
     def key_show(context: click.Context, key: str, output: str) -> None:
         """Show one by its id or name."""
-        reading(place_of(context), keyreads.show_key, _typed(key), output, datetime.now(UTC))
+        reading(place_of(context), keyreads.show_key, typed_key(key), output, datetime.now(UTC))
 
     @key.command("set")
     @click.argument("key")
@@ -155,7 +155,7 @@ def register(
         if models and all_models:
             raise UsageMistake("--models and --all-models exclude each other")
         body = KeyChange(
-            key=_typed(key),
+            key=typed_key(key),
             models=list(models) if models or all_models else None,
             may_activate=may_activate,
             rpm=rpm,
@@ -180,10 +180,10 @@ def register(
 
         Exits 3 when a gateway has not read of it yet.
         """
-        run(keyacts.revoke(place_of(context), _typed(key), timeout, output))
+        run(keyacts.revoke(place_of(context), typed_key(key), timeout, output))
 
 
-def _typed(key: str) -> str:
+def typed_key(key: str) -> str:
     """The id or name itself; of a whole key its id, so that its secret goes no further. Raises UsageMistake when
     nothing was typed."""
     if not key:

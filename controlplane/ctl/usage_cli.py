@@ -7,6 +7,7 @@ from typing import Any
 import rich_click as click
 
 from controlplane.ctl import usagereads
+from controlplane.ctl.keys_cli import typed_key
 
 Options = Callable[[Any], Any]
 
@@ -54,6 +55,6 @@ def register(
             datetime.now(UTC),
             days,
             tuple(by) or ("key", "model"),
-            key,
+            None if key is None else typed_key(key),
             model,
         )

@@ -138,10 +138,13 @@ def test_the_command_takes_what_it_says(
     assert main.main(["usage"]) == 0
     arguments = ["--days", "7", "--by", "day", "--by", "adapter", "--key", "k", "--model", "m"]
     assert main.main(["usage", *arguments, "-o", "json"]) == 0
+    # Of a whole key only the id goes on.
+    assert main.main(["usage", "--key", "yk_aaaabbbbcccc_the-secret"]) == 0
     assert [(a[0], *a[2:]) for a in asked] == [
         ("table", 30, ("key", "model"), None, None),
         ("json", 7, ("day", "adapter"), "k", "m"),
+        ("table", 30, ("key", "model"), "aaaabbbbcccc", None),
     ]
-    for wrong in (["--days", "0"], ["--by", "colour"], ["more"]):
+    for wrong in (["--days", "0"], ["--by", "colour"], ["more"], ["--key", ""]):
         assert main.main(["usage", *wrong]) == 64
     capsys.readouterr()
