@@ -12,7 +12,8 @@ def merge(pages: Mapping[int, bytes]) -> bytes:
     samples: dict[str, list[str]] = {}
     for worker, page in sorted(pages.items()):
         family = ""
-        for line in page.decode("utf-8").split("\n"):
+        # One that was cut, because its worker ended meanwhile, has said its whole lines.
+        for line in page[: page.rfind(b"\n") + 1].decode("utf-8").split("\n"):
             if not line:
                 continue
             if line.startswith("#"):

@@ -36,3 +36,14 @@ def test_a_family_only_one_worker_has_is_there() -> None:
     Counter("alone", "Only here.", registry=registry).inc()
     page = merge({1: a_page(1, "m"), 2: generate_latest(registry)}).decode()
     assert 'alone_total{worker="2"} 1.0' in page
+
+
+def test_of_a_page_that_was_cut_the_whole_lines_are_told() -> None:
+    """A worker may be killed while it is asked; what it did not say to the end must not spoil the numbers of all."""
+    whole = a_page(1, "grö\u00dfe")
+    for end in range(len(whole)):
+        page = merge({1: a_page(2, "m"), 2: whole[:end]}).decode()
+        families = {f.name: f for f in text_string_to_metric_families(page)}
+        assert {s.labels["worker"] for s in families["plain"].samples} >= {"1"}
+        for line in page.splitlines():
+            assert line.startswith("#") or 'worker="' in line, line
