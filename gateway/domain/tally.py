@@ -18,8 +18,8 @@ MAX_ROWS: Final = 10_000
 MAX_DAYS: Final = 92
 """So many days wait to be stored; older ones than those the log keeps would be dropped there."""
 
-BATCH_ROWS: Final = 500
-"""So many rows go into one message, which then stays well below what the stream takes."""
+BATCH_ROWS: Final = 200
+"""So many rows go into one message, which then is no larger than the stream takes, whatever names are in it."""
 
 _Key = tuple[str, str, str]
 

@@ -3,9 +3,11 @@
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from events.streams import stream_specs
 from gateway.domain.tally import BATCH_ROWS, MAX_DAYS, MAX_ROWS, OTHER, Tally
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -110,3 +112,18 @@ def test_whatever_is_added_is_stored_once(steps: list[tuple[str, int] | str]) ->
             stored[row.key] += row.requests
     assert stored == added
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_batch_of_the_longest_names_is_no_larger_than_the_stream_takes() -> None:
+    """One that is refused for its size would be sent for ever, and nothing behind it."""
+    tally = Tally("g" * 200, "i" * 32)
+    for n in range(BATCH_ROWS + 1):
+        name = f"{n:05d}" + "\N{GRINNING FACE}" * 195
+        found = tally.sum_of(name, "k" * 12, name, NOW)
+        for field in found.__slots__:
+            setattr(found, field, 1 << 40)
+    batch = tally.take()
+    assert batch is not None
+    assert len(batch.rows) == BATCH_ROWS
+    (usage,) = (spec for spec in stream_specs() if not spec.needed)
+    assert len(msgspec.json.encode(batch)) < usage.config["max_msg_size"]
