@@ -4,7 +4,6 @@ Nothing but a page for Prometheus is said there, and nothing is decided by it.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from gateway.domain.workermetrics import merge
 log = logging.getLogger("gateway.siblings")
 
 PATIENCE_S: Final = 1.0
-"""One that does not answer within this is left out of the page."""
+"""One that does not answer within this is left out of the page; one that asks and does not read is left."""
 
 MOST_BYTES: Final = 8 * 1024 * 1024
 
@@ -65,9 +64,12 @@ class Siblings:
 
     async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with contextlib.suppress(OSError):
+            async with asyncio.timeout(PATIENCE_S):
                 writer.write(self._render())
                 await writer.drain()
+        except (OSError, TimeoutError):
+            # It is gone, or does not read.
+            writer.transport.abort()
         finally:
             writer.close()
 

@@ -19,7 +19,7 @@ from gateway.keys import engine_keys
 from gateway.listening import bound_socket, inherited_socket, socket_of
 from gateway.siblings import Siblings
 from schemas.settings import GatewaySettings
-from tests.support.aio import run
+from tests.support.aio import run, until
 from tests.support.gateway_yard import YARD_SECRET, memory_yard
 from tests.support.http_wire import connected, post
 
@@ -152,6 +152,26 @@ def test_any_worker_shows_the_numbers_of_all_that_answer(tmp_path: Path) -> None
             assert await worker.page() == b'# TYPE x gauge\nx{worker="1"} 1\nx{worker="2"} 2\n'
         for worker in workers[:2]:
             await worker.close()
+
+    run(story())
+
+
+def test_who_asks_a_worker_for_its_numbers_and_does_not_read_them_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.siblings.PATIENCE_S", 0.1)
+
+    def answers() -> list["asyncio.Task[object]"]:
+        return [t for t in asyncio.all_tasks() if "_asked" in repr(t.get_coro())]
+
+    async def story() -> None:
+        worker = Siblings(tmp_path / "w", 1, lambda: b"x 1\n" * (1 << 20))
+        await worker.open()
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(tmp_path / "w" / "1.sock"))
+            await until(lambda: bool(answers()), "it to be answered")
+            await until(lambda: not answers(), "it to be left")
+        await worker.close()
 
     run(story())
 
