@@ -152,13 +152,15 @@ class UsageModel:
         await self._sweep()
 
     async def _sweep(self) -> None:
-        """Forgets what the log forgets, so that totals do not depend on how old a file is."""
+        """Forgets what the log forgets, so that totals do not depend on how old a file is, and learns the names that
+        were not known before."""
         assert self._file is not None
         now = self._now()
         if self._swept_at is not None and (now - self._swept_at).total_seconds() < HOUSEKEEPING_S:
             return
         self._swept_at = now
-        await self._file.forget((now - timedelta(days=USAGE_KEPT_DAYS)).astimezone(UTC).date())
+        first = (now - timedelta(days=USAGE_KEPT_DAYS)).astimezone(UTC).date()
+        await self._file.forget(first, self._names())
 
     async def totals(self, wanted: Wanted) -> tuple[list[UsageTotal], int]:
         """Sums with the names of their keys, and the position they are true for. Raises NotSynced."""

@@ -151,17 +151,17 @@ class UsageFile:
                 )
                 if cursor.rowcount:
                     await connection.executemany(_ADD, [_values(day, row) for row in batch.rows])
-            await connection.executemany(
-                "INSERT OR REPLACE INTO names VALUES (?, ?)", list(names.items())
-            )
+            await _put_names(connection, names)
             await connection.execute(
                 "INSERT OR REPLACE INTO position VALUES (1, ?, ?, ?)",
                 (position.stream_id, position.created, position.seq),
             )
 
-    async def forget(self, before: date) -> None:
-        """Days that the log does not hold any more: they must not depend on the age of a file."""
+    async def forget(self, before: date, names: dict[str, str]) -> None:
+        """Days that the log does not hold any more: they must not depend on the age of a file. `names` are those of
+        the keys there are: of some it may not have been known when their accounts came."""
         async with self._transaction() as connection:
+            await _put_names(connection, names)
             await connection.execute("DELETE FROM totals WHERE day < ?", (before.isoformat(),))
             await connection.execute("DELETE FROM told WHERE day < ?", (before.isoformat(),))
             await connection.execute(
@@ -233,6 +233,10 @@ def _day_of(batch: UsageBatch) -> str:
 
 def _values(day: str, row: UsageRow) -> tuple[Any, ...]:
     return (day, row.key, row.model, row.adapter, *(getattr(row, name) for name in SUMS))
+
+
+async def _put_names(connection: aiosqlite.Connection, names: dict[str, str]) -> None:
+    await connection.executemany("INSERT OR REPLACE INTO names VALUES (?, ?)", list(names.items()))
 
 
 async def _prepare(connection: aiosqlite.Connection) -> None:

@@ -1,5 +1,6 @@
 """What gateways told of usage, added up by a control plane: once each, for as long as the log has it."""
 
+import asyncio
 import contextlib
 import hashlib
 import sqlite3
@@ -18,6 +19,8 @@ from controlplane.app import ControlPlane, new_decider
 from controlplane.candidate import Me
 from controlplane.events_api import BadQuery
 from controlplane.identifiers import new_ids
+from controlplane.metrics import Metrics
+from controlplane.projections.usage import UsageModel
 from controlplane.projections.usagefile import DIMENSIONS, UsageFile
 from controlplane.usage_api import parse_wanted
 from events.ids import new_id
@@ -27,6 +30,7 @@ from events.memory_broker import MemoryBroker
 from events.streams import USAGE_KEPT_DAYS
 from schemas.api import UsageList
 from schemas.commands import Command, KeyCreate, KeyRevoke
+from schemas.key import Key
 from schemas.usage import UsageBatch, UsageRow
 from tests.support.aio import run, until
 from tests.support.controlplanes import FAST, TOKEN, api, leads, plane, running
@@ -137,6 +141,46 @@ def test_totals_are_by_whatever_is_asked_for(tmp_path: Path) -> None:
             for bad in ({"by": "colour"}, {"since": "soon"}, {"until": "x"}):
                 answer = await client.get("/v1/usage", params=bad)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+
+    run(story(), 60)
+
+
+def test_a_key_keeps_its_name_though_nobody_knew_it_when_its_usage_was_read(
+    tmp_path: Path,
+) -> None:
+    """Accounts may be read before the log is, as after the file was deleted."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        there: dict[str, Key] = {}
+        now = TODAY
+        usage = UsageModel(
+            events=MemoryLog(yard.broker, source="/cp/cp-1"),
+            path=tmp_path / "usage.sqlite",
+            keys=lambda: there,
+            now=lambda: now,
+            metrics=Metrics(),
+        )
+        task = asyncio.create_task(usage.run())
+        try:
+            await yard.tell(batch(1, row(ID)))
+            await until(lambda: usage.synced and usage.position == 1, "the accounts")
+            there[ID] = Key(id=ID, name="ci", hash=HASH, created_at=TODAY)
+            now += timedelta(hours=2)
+            await yard.tell(batch(2))
+            await until(lambda: usage.position == 2, "the next account")
+            there.clear()
+            wanted = parse_wanted(since=None, until=None, by="key", model=None, now=TODAY)
+
+            async def named() -> bool:
+                found, _ = await usage.totals(wanted)
+                return [t.key_name for t in found] == ["", "ci"]
+
+            await until(named, "its name")
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await usage.close()
 
     run(story(), 60)
 
