@@ -13,7 +13,7 @@ from gateway.domain.routing import SERVING_PHASES
 from gateway.endpoints import EngineKey
 from gateway.gateway import Gateway
 from gateway.http.client import EngineClient
-from gateway.http.errors import EngineError
+from gateway.http.errors import EngineError, NoDescriptors
 from schemas.replica import Replica
 
 log = logging.getLogger("gateway.probe")
@@ -54,7 +54,7 @@ class Prober:
             async with asyncio.timeout(TIMEOUT_S):
                 response = await self._client.request(replica.endpoint, "GET", PATH, headers)
                 response.abort()
-        except (EngineError, TimeoutError):
+        except (EngineError, NoDescriptors, TimeoutError):
             return False
         return response.status != 401 and response.status < 500
 

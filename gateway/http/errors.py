@@ -99,5 +99,17 @@ class BudgetFull(RequestError):
         )
 
 
+class NoDescriptors(RequestError):
+    """This process has no descriptor left for one connection more (503 `queue_full`); the engine is not to blame."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "queue_full",
+            "This gateway has as many connections open as it may; try again shortly.",
+            retry_after_s=1,
+        )
+
+
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""

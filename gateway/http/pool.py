@@ -5,12 +5,13 @@ any more is closed. It sends nothing and retries nothing.
 """
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from urllib.parse import urlsplit
 
 from gateway.http.engine_connection import EngineConnection
-from gateway.http.errors import ConnectFailed, EngineGone
+from gateway.http.errors import ConnectFailed, EngineGone, NoDescriptors
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
 
@@ -98,7 +99,7 @@ class Pool:
         return None
 
     async def connect(self, exchange: Exchange) -> EngineConnection:
-        """A new connection; raises ConnectFailed, or EngineGone when the exchange was aborted.
+        """A new connection; raises ConnectFailed, NoDescriptors, or EngineGone when the exchange was aborted.
 
         Requests that are woken together are first all woken; then their connections are begun.
         """
@@ -187,7 +188,10 @@ class Pool:
             )
         except (OSError, UnicodeError) as problem:
             # The second: of a name that no resolver can be asked for.
-            self._end(opening, ConnectFailed(f"no connection to the engine: {problem}"))
+            if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
+                self._end(opening, NoDescriptors())
+            else:
+                self._end(opening, ConnectFailed(f"no connection to the engine: {problem}"))
         except asyncio.CancelledError:
             # Cancelled by whoever failed it, or by the end of everything.
             self._end(opening, ConnectFailed("the attempt to connect was given up"))
