@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -259,6 +260,30 @@ def test_the_guard_names_what_it_refuses(
             assert TOKEN not in answer.text
 
     tell(tmp_path, story, settings=settings)
+
+
+@pytest.mark.parametrize("token", [TOKEN, "wrong"])
+def test_a_refusal_of_a_request_with_a_body_reaches_its_client(tmp_path: Path, token: str) -> None:
+    """Closed with bytes unread, a connection is reset, and the answer on its way may be lost with it."""
+
+    async def story(yard: Yard, _: httpx.AsyncClient) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", yard.plane.port)
+        try:
+            for _ in range(2):
+                writer.write(
+                    b"POST /v1/place HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+                    b"Authorization: Bearer %b\r\nContent-Length: 9\r\n\r\n" % token.encode()
+                )
+                await writer.drain()
+                writer.write(b"{" + b" " * 7 + b"}")
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith((b"HTTP/1.1 415", b"HTTP/1.1 401")), head
+                length = int(re.findall(rb"content-length: (\d+)", head)[0])
+                assert b"error" in await reader.readexactly(length)
+        finally:
+            writer.close()
+
+    tell(tmp_path, story)
 
 
 def test_health_readiness_and_metrics_need_no_token_here_and_everything_else_does(
