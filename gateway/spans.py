@@ -103,14 +103,16 @@ class Spans:
             }
             why = ""
             try:
-                answer = await client.post(
-                    self._url,
-                    content=msgspec.json.encode(body),
-                    headers={"content-type": "application/json"},
-                )
+                # The client's own bound is one of silence: an answer that drips would never end.
+                async with asyncio.timeout(TIMEOUT_S):
+                    answer = await client.post(
+                        self._url,
+                        content=msgspec.json.encode(body),
+                        headers={"content-type": "application/json"},
+                    )
                 if answer.status_code >= 300:
                     why = f"the collector answered {answer.status_code}"
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                 why = str(error) or type(error).__name__
             if why:
                 self._metrics.spans_dropped.inc(len(batch))

@@ -1,7 +1,10 @@
 """Spans of requests reach a collector where a setting names one, and cost nobody an answer."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from schemas.key import KeyCreated
 from tests.support.aio import run, until
@@ -96,5 +99,39 @@ def test_a_collector_that_refuses_is_told_of_and_asked_again(tmp_path: Path) -> 
                 collector.status = 200
                 assert (await client.post(PATH, json=CHAT)).status_code == 200
                 await until(lambda: len(collector.seen) == 2, "the next")
+
+    run(story())
+
+
+def test_a_collector_that_answers_without_an_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.spans.TIMEOUT_S", 0.3)
+
+    async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(drips, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            await yard.replica(await yard.engine())
+            gateway = await yard.gateway(otlp_endpoint=f"http://127.0.0.1:{port}")
+            async with yard.client(gateway) as client:
+                assert (await client.post(PATH, json=CHAT)).status_code == 200
+            dropped = b"\nyard_gateway_spans_dropped_total 1.0\n"
+            await until(lambda: dropped in gateway.metrics.render(), "it to be given up")
+        server.close()
 
     run(story())
