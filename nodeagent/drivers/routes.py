@@ -46,8 +46,9 @@ async def answered(endpoint: str, key: str, candidates: tuple[str, ...]) -> tupl
     """Those of `candidates` that the engine has, in their order. Bounded by a few seconds; it never raises.
 
     1. A path with an id in it is asked by a method it has not: an unknown id and an unknown path look alike, but
-    only a known path says that the method is wrong. 2. An engine that hangs is not waited for twenty times. 3. One that
-    answers nothing, or has none of them, cannot be asked like this: it keeps ALWAYS.
+    only a known path says that the method is wrong. 2. An engine that hangs is not waited for twenty times; one that
+    ends the connection costs nobody time. 3. One that answers nothing, or has none of them, cannot be asked like
+    this: it keeps ALWAYS.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
     silent = False
@@ -62,9 +63,9 @@ async def answered(endpoint: str, key: str, candidates: tuple[str, ...]) -> tupl
                 ask = asking.get if path.endswith("/cancel") else asking.post
                 answer = await ask(endpoint, path.replace("{id}", _AN_ID), key)
                 return answer is not None and answer.status == _OTHER_METHOD
-            answer = await asking.post(endpoint, path, key)
-            if answer is None:
-                silent = True
+            answer = await asking.ask(endpoint, "POST", path, key, content=b"")
+            if isinstance(answer, asking.NoAnswer):
+                silent = silent or answer.why == "late"
                 return None
             return answer.status not in _NOT_THERE
 

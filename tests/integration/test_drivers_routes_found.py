@@ -60,6 +60,25 @@ def test_an_engine_that_does_not_say_keeps_what_all_have() -> None:
     run(story())
 
 
+def test_a_path_that_ends_the_connection_costs_no_other_path() -> None:
+    """Some servers end the connection where a handler fails on nothing at all; they do not hang."""
+
+    async def story() -> None:
+        broken = OPENAI[0], "/v1/embeddings", "/v1/rerank"
+        for path in broken:
+
+            def reply(asked: Asked, path: str = path) -> bytes:
+                by_id = "resp_none" in asked.path
+                return b"" if asked.path == path else response(405 if by_id else 400, "{}")
+
+            async with scripted_http(reply) as engine:
+                found = await answered(engine.endpoint, "", OPENAI)
+                # What every engine has is kept.
+                assert found == tuple(p for p in OPENAI if p != path or p in ALWAYS)
+
+    run(story())
+
+
 def test_the_scripted_engine_has_what_it_was_not_told_to_lack() -> None:
     async def story() -> None:
         driver = CommandDriver()
