@@ -3,7 +3,6 @@
 All of it only reads: no scrape, probe or listing starts a model, wakes one or counts as a use.
 """
 
-import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qs
 
@@ -15,6 +14,7 @@ from gateway.domain.admission import unknown
 from gateway.domain.answers import Answer, answer
 from gateway.domain.cards import CardRef
 from gateway.domain.cors import preflight_headers
+from gateway.domain.doors import is_loopback
 from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.oncards import is_served, missing_card, not_served
@@ -238,19 +238,6 @@ class Admin:
                 "Replicas that did not answer this gateway as they should.", len(gateway.ejections)
             ),
         }
-
-
-def is_loopback(peer: str) -> bool:
-    """Whether a client's address is this machine's own; with or without a port behind it."""
-    host = peer.strip("[]")
-    for text in (host, host.rpartition(":")[0].strip("[]")):
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            continue
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
-    return False
 
 
 async def _json(respond: Responder, status: int, body: Mapping[str, object]) -> int:
