@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -466,6 +466,10 @@ CURL: Final = (
 
 
 KEY_HEADER: Final = '-H "Authorization: Bearer $KEY" '
+KEY_HINT: Final = (
+    "KEY is one of this yard's API keys: KEY=$(yardctl key create --name NAME --may-activate)"
+)
+"""Without `--may-activate` the line would be refused for a model that is not running."""
 
 
 async def _asks_for_a_key(yard: Yard) -> bool:
@@ -477,17 +481,25 @@ async def _asks_for_a_key(yard: Yard) -> bool:
 
 
 async def _first_model(yard: Yard) -> str | None:
-    """A model the curl line can name: the first that is not off."""
+    """A model the curl line can name; None: there is none, or nobody could be asked."""
     token = read_secret(api_token_path(yard.data))
     async with httpx.AsyncClient(
         headers={"Authorization": f"Bearer {token}"}, trust_env=False
     ) as client:
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            answer = await client.get(f"{yard.api_url}/v1/models")
-            for model in answer.json().get("data", []):
-                if model.get("scaling", {}).get("max", 0) > 0:
-                    return str(model["name"])
+            models = await client.get(f"{yard.api_url}/v1/models")
+            demands = await client.get(f"{yard.api_url}/v1/activations")
+            return model_to_ask(models.json().get("data", []), demands.json().get("data", []))
     return None
+
+
+def model_to_ask(
+    models: Sequence[Mapping[str, Any]], demands: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """The first model that is not off; one whose last start was refused only when there is no other."""
+    refused = {demand.get("model") for demand in demands if demand.get("phase") == "refused"}
+    names = [str(model["name"]) for model in models if model.get("scaling", {}).get("max", 0) > 0]
+    return next((name for name in names if name not in refused), names[0] if names else None)
 
 
 async def run_up(options: UpOptions) -> int:
@@ -545,7 +557,7 @@ async def run_up(options: UpOptions) -> int:
                 )
             print(CURL.format(base=running.yard.base_url, model=model or "NAME", key=key))
             if key:
-                print("KEY is one of this yard's API keys: yardctl key create --name NAME")
+                print(KEY_HINT)
             print("\nCtrl-C stops all of it, engines too.", flush=True)
             await stopping
             say("stopping: engines, then services")
