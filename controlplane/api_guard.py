@@ -4,6 +4,8 @@ It wraps the whole application, so no route, not even one that does not exist, i
 never logs a token.
 """
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 from collections.abc import Callable, Iterable
@@ -17,6 +19,10 @@ from schemas.api import ErrorBody, ErrorDetail
 
 OPEN_ON_LOOPBACK: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+
+SHORT_BODY_BYTES: Final = 64 * 1024
+SHORT_BODY_S: Final = 1.0
+"""So much of a refused request is read, and waited for so long, that its client gets the answer."""
 
 ASGI = Callable[..., Any]
 
@@ -72,7 +78,7 @@ class Guard:
         if refusal is None:
             await self._app(scope, receive, counted)
         else:
-            await _answer(counted, *refusal)
+            await _answer(counted, *refusal, is_read=await _read(scope, receive))
 
     def _judge(self, scope: Any) -> tuple[int, str, str] | None:
         """None to let it through, else status, code and sentence.
@@ -118,14 +124,35 @@ def _from_loopback(scope: Any) -> bool:
         return False
 
 
-async def _answer(send: Any, status: int, code: str, sentence: str) -> None:
+async def _read(scope: Any, receive: Any) -> bool:
+    """Reads a short body and throws it away. False: some of it is left, and the connection must end.
+
+    A connection that is closed with bytes unread is reset, and the answer may be lost to its client. A client that
+    asks before it sends (Expect) has sent nothing.
+    """
+    if any(name == b"expect" for name, _ in scope["headers"]):
+        return False
+    left = SHORT_BODY_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SHORT_BODY_S):
+            while left >= 0:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return False
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return True
+    return False
+
+
+async def _answer(send: Any, status: int, code: str, sentence: str, *, is_read: bool) -> None:
     body = msgspec.json.encode(ErrorBody(error=ErrorDetail(code=code, sentence=sentence)))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        # The body was not read: the connection cannot be used again safely.
-        (b"connection", b"close"),
     ]
+    if not is_read:
+        headers.append((b"connection", b"close"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
