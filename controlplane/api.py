@@ -6,20 +6,30 @@ questions whether it leads or not.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi import OpenAPIConfig, ResponseSpec
+from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    Operation,
+    Schema,
+    SecurityScheme,
+)
+from litestar.openapi.spec.enums import OpenAPIType
 from litestar.params import FromQuery, HeaderParameter, PathParameter, QueryParameter
 from litestar.response import Stream
 from msgspec import Raw, Struct
 
 from controlplane import keyviews, place_api, serve_api, usage_api
+from controlplane.api_refusals import EVENTS, ONE, OPEN, STATE, error_body, responses, told
 from controlplane.api_version import program_version
 from controlplane.doctor import Doctor
 from controlplane.events_api import BadQuery, EventStreams, TooManyStreams, parse_query
@@ -32,12 +42,15 @@ from events.ids import utc_now
 from events.log import LogError
 from events.settings import parse_seconds
 from schemas import api as bodies
-from schemas.api import DoctorBody, ErrorBody, ErrorDetail, EventLine, ReadyBody
+from schemas.api import DoctorBody, ErrorBody, EventLine, ReadyBody
 
 log = logging.getLogger(__name__)
 
 DEFAULT_WAIT_S: Final = 5.0
 LONGEST_WAIT_S: Final = 60.0
+
+SSE: Final = "text/event-stream"
+NDJSON: Final = "application/x-ndjson"
 
 MinSeq = Annotated[
     int | None,
@@ -146,9 +159,7 @@ class Refusal(Exception):
     def __init__(self, status: int, code: str, sentence: str, applied_seq: int | None = None):
         super().__init__(sentence)
         self.status = status
-        self.body = ErrorBody(
-            error=ErrorDetail(code=code, sentence=sentence), applied_seq=applied_seq
-        )
+        self.body = error_body(code, sentence, applied_seq)
 
 
 async def _await_position(model: ReadModel, min_seq: int | None, wait: str | None) -> None:
@@ -235,7 +246,9 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
         name=f"list {kind.path}",
         operation_id=f"list_{kind.path}",
         summary=f"All {kind.path}",
-        responses={200: ResponseSpec(data_container=kind.many, generate_examples=False)},
+        responses=responses(
+            STATE, ok=told(kind.many, f"All {kind.path}, each with its last event.")
+        ),
     )
     async def many(min_seq: MinSeq = None, wait: Wait = None) -> Response[bytes]:
         await _await_position(model, min_seq, wait)
@@ -247,7 +260,7 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
         name=f"show {kind.path}",
         operation_id=f"show_{kind.path}",
         summary=f"One of {kind.path}",
-        responses={200: ResponseSpec(data_container=kind.one, generate_examples=False)},
+        responses=responses(ONE, ok=told(kind.one, "Its state, with the event that made it.")),
     )
     async def one(
         key: Annotated[str, PathParameter(description=kind.id_help)],
@@ -269,6 +282,17 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
     return [many, one]
 
 
+@dataclass
+class EventsOperation(Operation):
+    """The operation of a stream, which comes in two forms; a route can describe one."""
+
+    def __post_init__(self) -> None:
+        answered = (self.responses or {}).get("200")
+        if isinstance(answered, OpenAPIResponse) and answered.content is not None:
+            text = Schema(type=OpenAPIType.STRING, description="Server-sent events.")
+            answered.content[SSE] = OpenAPIMediaType(schema=text)
+
+
 def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
     @get(
         "/v1/events",
@@ -278,7 +302,13 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
             "Answers SSE when Accept asks for text/event-stream, else one JSON object per line. Resumes "
             "behind Last-Event-ID, at from_seq, or at a time. `{}` lines and comments are signs of life."
         ),
-        responses={200: ResponseSpec(data_container=EventLine, generate_examples=False)},
+        responses=responses(
+            EVENTS,
+            ok=told(
+                EventLine, "One event after the other, as they are asked for.", media_type=NDJSON
+            ),
+        ),
+        operation_class=EventsOperation,
     )
     async def events(
         request: Request[Any, Any, Any],
@@ -291,7 +321,7 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
         follow: FromQuery[bool] = True,
         last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID")] = None,
     ) -> Stream:
-        sse = "text/event-stream" in request.headers.get("accept", "")
+        sse = SSE in request.headers.get("accept", "")
         query = parse_query(
             subjects=subject or [],
             types=type_ or [],
@@ -307,7 +337,7 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
         lines = await streams.open(query, "sse" if sse else "ndjson")
         return Stream(
             lines,
-            media_type="text/event-stream" if sse else "application/x-ndjson",
+            media_type=SSE if sse else NDJSON,
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
@@ -315,7 +345,15 @@ def _events(streams: EventStreams, prefix: str) -> HTTPRouteHandler:
 
 
 def _plain(metrics: Metrics, doctor: Doctor) -> list[HTTPRouteHandler]:
-    @get("/healthz", operation_id="healthz", summary="The process answers", media_type="text/plain")
+    @get(
+        "/healthz",
+        operation_id="healthz",
+        summary="The process answers",
+        media_type="text/plain",
+        security=OPEN,
+        response_description="It does.",
+        responses=responses(),
+    )
     async def healthz() -> str:
         return "ok\n"
 
@@ -323,6 +361,9 @@ def _plain(metrics: Metrics, doctor: Doctor) -> list[HTTPRouteHandler]:
         "/readyz",
         operation_id="readyz",
         summary="Whether this control plane does its work; 503 names what does not",
+        security=OPEN,
+        response_description="It does.",
+        responses={**responses(), 503: told(ReadyBody, "It does not; `findings` say why.")},
     )
     async def readyz() -> Response[ReadyBody]:
         body = doctor.ready()
@@ -333,11 +374,21 @@ def _plain(metrics: Metrics, doctor: Doctor) -> list[HTTPRouteHandler]:
         operation_id="metrics",
         summary="Numbers for Prometheus",
         media_type="text/plain",
+        security=OPEN,
+        response_description="All of them, in Prometheus' text format.",
+        responses=responses(),
     )
     async def show_metrics() -> Response[bytes]:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    @get("/v1/doctor", operation_id="doctor", summary="Everything that may be wrong")
+    @get(
+        "/v1/doctor",
+        operation_id="doctor",
+        summary="Everything that may be wrong",
+        responses=responses(
+            ok=told(DoctorBody, "What this instance knows of itself and of the log.")
+        ),
+    )
     async def show_doctor() -> DoctorBody:
         return await doctor.examine()
 
@@ -349,11 +400,16 @@ def _refused(_: Request[Any, Any, Any], error: Refusal) -> Response[ErrorBody]:
 
 
 def _error(status: int, code: str, sentence: str) -> Response[ErrorBody]:
-    return Response(ErrorBody(error=ErrorDetail(code=code, sentence=sentence)), status_code=status)
+    return Response(error_body(code, sentence), status_code=status)
 
 
 def _http_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[ErrorBody]:
-    codes = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+    codes = {
+        400: "bad_request",
+        404: "not_found",
+        405: "method_not_allowed",
+        413: "request_too_large",
+    }
     sentences = [error.detail or "the request was refused"]
     extra = error.extra if isinstance(error.extra, list) else []
     sentences += [
@@ -412,6 +468,11 @@ def build_api(
         openapi_config=OpenAPIConfig(
             title="Modelyard control plane",
             version=program_version(),
+            description=(
+                "What a yard's log says, read from any control plane; nothing of it changes anything. Each answer "
+                "says with `applied_seq` up to which event it is true. Every refusal has the same body: a code for "
+                "programs and a sentence for people."
+            ),
             path="/schema",
             render_plugins=[
                 JsonRenderPlugin(path=["/", "/openapi.json"]),
@@ -419,7 +480,13 @@ def build_api(
             ],
             security=[{"token": []}],
             components=Components(
-                security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
+                security_schemes={
+                    "token": SecurityScheme(
+                        type="http",
+                        scheme="bearer",
+                        description="The token in `secrets/api.token` of the yard's data folder.",
+                    )
+                }
             ),
         ),
         logging_config=None,

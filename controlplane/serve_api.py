@@ -3,26 +3,16 @@
 They take seconds, because they ask the registry; they change nothing.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromQuery, JSONBody, PathParameter
 
+from controlplane import api_refusals
 from controlplane.planning import BadRequest, NotAnswered, Planner, ServeAsked
 from schemas import codes
-from schemas.api import ErrorBody, ErrorDetail, PlanOne, RegistryOne
-
-STATUS: Final = {
-    codes.REPO_NOT_FOUND: 404,
-    codes.REVISION_NOT_FOUND: 404,
-    codes.NEEDS_TOKEN: 403,
-    codes.LICENCE_NOT_ACCEPTED: 403,
-    codes.TOKEN_REFUSED: 403,
-    codes.REPO_DISABLED: 403,
-    codes.RATE_LIMITED: 429,
-}
-"""What a refusal of the registry is here; anything else is 502."""
+from schemas.api import ErrorBody, PlanOne, RegistryOne
 
 
 def handlers(planner: Planner) -> list[HTTPRouteHandler]:
@@ -32,6 +22,10 @@ def handlers(planner: Planner) -> list[HTTPRouteHandler]:
         "/v1/registry/{owner:str}/{repo:str}",
         operation_id="show_registry",
         summary="What a repository of the registry holds, and what would be picked of it",
+        responses=api_refusals.responses(
+            api_refusals.REGISTRY,
+            ok=api_refusals.told(RegistryOne, "The repository at one commit."),
+        ),
     )
     async def registry(
         owner: Annotated[str, PathParameter(description="Owner of the repository.")],
@@ -48,6 +42,10 @@ def handlers(planner: Planner) -> list[HTTPRouteHandler]:
         status_code=200,
         operation_id="plan_serve",
         summary="What `job.serve` with this body would do; nothing is changed",
+        responses=api_refusals.responses(
+            api_refusals.PLAN,
+            ok=api_refusals.told(PlanOne, "What would be done, or why it would fail."),
+        ),
     )
     async def plan(data: JSONBody[ServeAsked]) -> PlanOne:
         return PlanOne(data=await planner.plan(data), applied_seq=planner.position)
@@ -60,8 +58,8 @@ def bad_request(_: Request[Any, Any, Any], error: BadRequest) -> Response[ErrorB
 
 
 def not_answered(_: Request[Any, Any, Any], error: NotAnswered) -> Response[ErrorBody]:
-    return _error(STATUS.get(error.code, 502), error.code, str(error))
+    return _error(api_refusals.registry_status(error.code), error.code, str(error))
 
 
 def _error(status: int, code: str, sentence: str) -> Response[ErrorBody]:
-    return Response(ErrorBody(error=ErrorDetail(code=code, sentence=sentence)), status_code=status)
+    return Response(api_refusals.error_body(code, sentence), status_code=status)

@@ -5,10 +5,10 @@ from typing import Annotated, Final
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi import ResponseSpec
 from litestar.params import QueryParameter
 from msgspec.structs import replace
 
+from controlplane import api_refusals
 from controlplane.events_api import BadQuery
 from controlplane.projections.usage import UsageModel
 from controlplane.projections.usagefile import DIMENSIONS, Wanted
@@ -31,7 +31,10 @@ def handlers(usage: UsageModel) -> list[HTTPRouteHandler]:
             "Sums of what gateways told. Days are those of UTC. `by` lists what sums are kept apart by: day, key, "
             "model, adapter; without it by day, key and model. What is summed over is empty in `row`."
         ),
-        responses={200: ResponseSpec(data_container=UsageList, generate_examples=False)},
+        responses=api_refusals.responses(
+            api_refusals.USAGE,
+            ok=api_refusals.told(UsageList, "The sums, each with what it is of."),
+        ),
     )
     async def totals(
         since: Annotated[

@@ -8,11 +8,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 from msgspec import Struct
 
+from controlplane.api import build_api
 from controlplane.app import ControlPlane
 from controlplane.candidate import Me
 from controlplane.domain.decision import Change, Decision, Ids, Live, Step
@@ -32,6 +36,7 @@ from schemas.messages import SCHEMA
 from schemas.model import Model, ModelAdded
 from schemas.settings import ControlplaneSettings
 from tests.support.natsserver import NatsServer
+from tests.support.openapi import Described
 
 TOKEN = "the-token"
 FAST = ControlplaneSettings(listen="127.0.0.1:0", leader_silence_s=0.5)
@@ -140,14 +145,36 @@ async def running(control: ControlPlane) -> AsyncIterator[ControlPlane]:
         await asyncio.wait_for(task, 10)
 
 
+@cache
+def described() -> Described:
+    """What the API says of itself; nothing in it depends on the yard."""
+    nothing: Any = object()
+    application = build_api(
+        model=nothing,
+        streams=nothing,
+        metrics=nothing,
+        doctor=nothing,
+        prefix="yard",
+        planner=nothing,
+        placer=nothing,
+        usage=nothing,
+    )
+    # Through JSON, for the defaults in it are structs of ours.
+    document = msgspec.json.decode(msgspec.json.encode(application.openapi_schema.to_schema()))
+    return Described(document, error="ErrorBody", beside=("/schema", "/mirror/"))
+
+
 @contextlib.asynccontextmanager
 async def api(
     control: ControlPlane, *, token: str | None = TOKEN
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of its API."""
+    """A client of its API; an answer that the API's own description does not allow fails the test."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{control.port}", headers=headers, timeout=10
+        base_url=f"http://127.0.0.1:{control.port}",
+        headers=headers,
+        timeout=10,
+        event_hooks={"response": [described().hook]},
     ) as client:
         yield client
 
