@@ -19,6 +19,10 @@ INTERVAL_S = 1.0
 MIN_GAP_S = 0.02
 """Beacons that somebody waits for are never closer than this, however many requests press."""
 
+REST = 4
+"""Between two beacons it rests this many times what one takes all gateways' time: each tells its own and hears those
+of the others, and with thousands of keys either takes long. Shares then become known later; limits hold as before."""
+
 INTRODUCTION_S = 0.1
 """So long a gateway that begins listens to the others, who answer its first beacon at once."""
 
@@ -62,11 +66,14 @@ class LimitsBeacons:
             if table is not None:
                 self._ledger.forget(table.keys.keys, now_s)
             self._pressed.clear()
+            began_s = clock.now_s()
             await self._tell()
-            await asyncio.sleep(MIN_GAP_S)
+            gap_s = (clock.now_s() - began_s) * self._ledger.gateways * REST
+            gap_s = min(max(gap_s, MIN_GAP_S), INTERVAL_S)
+            await asyncio.sleep(gap_s)
             # Not wait_for: on 3.11 it may swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S - MIN_GAP_S):
+                async with asyncio.timeout(INTERVAL_S - gap_s):
                     await self._pressed.wait()
 
     async def leave(self) -> None:
