@@ -2,14 +2,44 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from tests.clients.calls import Key
 from tests.clients.judging import steady
 
 LONGEST: Final = 300
+
+
+class Closes(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closes)
+
+
+class Clients(Generic[C]):
+    """A client of a package for each key, as `api.all`; made when it is first used, all closed with the block."""
+
+    def __init__(self, keys: Mapping[Key, str], make: Callable[[str], C]) -> None:
+        self._keys = keys
+        self._make = make
+        self._made: dict[str, C] = {}
+
+    def __getattr__(self, name: str) -> C:
+        if name not in self._made:
+            key = self._keys[name]  # pyright: ignore[reportArgumentType]
+            self._made[name] = self._make(key or "none")
+        return self._made[name]
+
+    def __enter__(self) -> "Clients[C]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._made.values():
+            client.close()
 
 
 class Step(Struct, frozen=True, kw_only=True):

@@ -1,102 +1,74 @@
 """What a user of the `anthropic` package does: messages, their streams and counts, and every error it knows."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anthropic
 from anthropic import Anthropic
 
 from tests.clients.calls import FRAIL, LLAMACPP, SCRIPTED
-from tests.clients.steps import Step, Taken, take_all
+from tests.clients.steps import Clients, Step, Taken, take_all
 from tests.clients.yard import ClientYard
 
 NAME: Final = f"anthropic {anthropic.__version__}"
 HELLO: Final[Any] = [{"role": "user", "content": "Say hello."}]
 
 
-class Clients:
-    """A client for each key, closed together."""
-
-    def __init__(self, yard: ClientYard) -> None:
-        self._yard = yard
-        self._made: dict[str, Anthropic] = {}
-
-    def __getattr__(self, name: str) -> Anthropic:
-        if name not in self._made:
-            key = self._yard.keys[name]  # pyright: ignore[reportArgumentType]
-            self._made[name] = Anthropic(
-                base_url=self._yard.base, api_key=key or "none", max_retries=0, timeout=30.0
-            )
-        return self._made[name]
-
-    def close(self) -> None:
-        for client in self._made.values():
-            client.close()
-
-
-@contextmanager
-def clients(yard: ClientYard) -> Iterator[Clients]:
-    made = Clients(yard)
-    try:
-        yield made
-    finally:
-        made.close()
+Api: TypeAlias = Clients[Anthropic]
 
 
 # The steps: their bodies stand in the transcript as they stand here.
 
 
-def message(api: Clients, model: str) -> object:
+def message(api: Api, model: str) -> object:
     return api.all.messages.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def message_stream(api: Clients, model: str) -> object:
+def message_stream(api: Api, model: str) -> object:
     with api.all.messages.stream(model=model, messages=HELLO, max_tokens=8) as stream:
         text = "".join(stream.text_stream)
         return text, stream.get_final_message().stop_reason
 
 
-def count(api: Clients, model: str) -> object:
+def count(api: Api, model: str) -> object:
     return api.all.messages.count_tokens(model=model, messages=HELLO)
 
 
-def models(api: Clients) -> object:
+def models(api: Api) -> object:
     return [model.id for model in api.all.models.list()]
 
 
-def wrong_key(api: Clients, model: str) -> object:
+def wrong_key(api: Api, model: str) -> object:
     return api.wrong.messages.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def narrow_key(api: Clients, model: str) -> object:
+def narrow_key(api: Api, model: str) -> object:
     return api.narrow.messages.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def passive_key(api: Clients, model: str) -> object:
+def passive_key(api: Api, model: str) -> object:
     return api.passive.messages.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def spent_key(api: Clients, model: str) -> object:
+def spent_key(api: Api, model: str) -> object:
     return api.spent.messages.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def too_large(api: Clients, model: str) -> object:
+def too_large(api: Api, model: str) -> object:
     long: Any = [{"role": "user", "content": "x" * 70_000}]
     return api.all.messages.create(model=model, messages=long, max_tokens=8)
 
 
-def engine_hangs_up(api: Clients, model: str) -> object:
+def engine_hangs_up(api: Api, model: str) -> object:
     script = {"script": {"cut_after_tokens": 1}}
     return api.all.messages.create(model=model, messages=HELLO, max_tokens=8, extra_body=script)
 
 
-def engine_says_500(api: Clients, model: str) -> object:
+def engine_says_500(api: Api, model: str) -> object:
     script = {"script": {"status": 500}}
     return api.all.messages.create(model=model, messages=HELLO, max_tokens=8, extra_body=script)
 
 
-def stream_breaks(api: Clients, model: str) -> object:
+def stream_breaks(api: Api, model: str) -> object:
     script = {"script": {"cut_after_tokens": 2}}
     stream = api.all.messages.create(
         model=model, messages=HELLO, max_tokens=8, stream=True, extra_body=script
@@ -182,5 +154,9 @@ STEPS: Final = (
 
 def run(yard: ClientYard) -> list[Taken]:
     """Every step, in order; it blocks."""
-    with clients(yard) as api:
+
+    def made(key: str) -> Anthropic:
+        return Anthropic(base_url=yard.base, api_key=key, max_retries=0, timeout=30.0)
+
+    with Clients(yard.keys, made) as api:
         return take_all(STEPS, api, anthropic)

@@ -1,57 +1,29 @@
 """What a user of the `openai` package does: every resource of it that a gateway relays, and every error it knows."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import openai
 from openai import OpenAI
 
 from tests.clients.calls import FRAIL, LLAMACPP, PICTURE, SCRIPTED, SOUND
-from tests.clients.steps import Step, Taken, take_all
+from tests.clients.steps import Clients, Step, Taken, take_all
 from tests.clients.yard import ClientYard
 
 NAME: Final = f"openai {openai.__version__}"
 HELLO: Final[Any] = [{"role": "user", "content": "Say hello."}]
 
 
-class Clients:
-    """A client for each key, closed together. `api` is the one with the key that may all."""
-
-    def __init__(self, yard: ClientYard) -> None:
-        self._yard = yard
-        self._made: dict[str, OpenAI] = {}
-
-    def __getattr__(self, name: str) -> OpenAI:
-        if name not in self._made:
-            key = self._yard.keys[name]  # pyright: ignore[reportArgumentType]
-            self._made[name] = OpenAI(
-                base_url=f"{self._yard.base}/v1", api_key=key or "none", max_retries=0, timeout=30.0
-            )
-        return self._made[name]
-
-    def close(self) -> None:
-        for client in self._made.values():
-            client.close()
-
-
-@contextmanager
-def clients(yard: ClientYard) -> Iterator[Clients]:
-    made = Clients(yard)
-    try:
-        yield made
-    finally:
-        made.close()
+Api: TypeAlias = Clients[OpenAI]
 
 
 # The steps: their bodies stand in the transcript as they stand here.
 
 
-def chat(api: Clients, model: str) -> object:
+def chat(api: Api, model: str) -> object:
     return api.all.chat.completions.create(model=model, messages=HELLO, max_tokens=8)
 
 
-def chat_stream(api: Clients, model: str) -> object:
+def chat_stream(api: Api, model: str) -> object:
     stream = api.all.chat.completions.create(
         model=model,
         messages=HELLO,
@@ -62,38 +34,38 @@ def chat_stream(api: Clients, model: str) -> object:
     return [c.choices[0].delta.content if c.choices else c.usage for c in stream]
 
 
-def completion(api: Clients, model: str) -> object:
+def completion(api: Api, model: str) -> object:
     return api.all.completions.create(model=model, prompt="Once upon a time", max_tokens=8)
 
 
-def completion_stream(api: Clients, model: str) -> object:
+def completion_stream(api: Api, model: str) -> object:
     stream = api.all.completions.create(
         model=model, prompt="Once upon a time", max_tokens=8, stream=True
     )
     return [c.choices[0].text for c in stream if c.choices]
 
 
-def embeddings(api: Clients, model: str) -> object:
+def embeddings(api: Api, model: str) -> object:
     answer = api.all.embeddings.create(
         model=model, input=["hello", "world"], encoding_format="float"
     )
     return f"{len(answer.data)} embeddings of {answer.model}"
 
 
-def response(api: Clients, model: str) -> object:
+def response(api: Api, model: str) -> object:
     return api.all.responses.create(model=model, input="Say hello.", max_output_tokens=8)
 
 
-def response_stream(api: Clients, model: str) -> object:
+def response_stream(api: Api, model: str) -> object:
     stream = api.all.responses.create(model=model, input="Say hello.", stream=True)
     return [event.type for event in stream]
 
 
-def response_input_tokens(api: Clients, model: str) -> object:
+def response_input_tokens(api: Api, model: str) -> object:
     return api.all.responses.input_tokens.count(model=model, input="Say hello.")
 
 
-def response_by_id(api: Clients, model: str) -> object:
+def response_by_id(api: Api, model: str) -> object:
     made = api.all.responses.create(model=model, input="Say hello.")
     kept = api.all.responses.retrieve(made.id)
     items = api.all.responses.input_items.list(made.id)
@@ -102,88 +74,88 @@ def response_by_id(api: Clients, model: str) -> object:
     return kept.id == made.id, items.data, cancelled.status
 
 
-def response_deleted(api: Clients, model: str) -> object:
+def response_deleted(api: Api, model: str) -> object:
     made = api.all.responses.create(model=model, input="Say hello.")
     api.all.responses.delete(made.id)
     return api.all.responses.retrieve(made.id)
 
 
-def transcription(api: Clients, model: str) -> object:
+def transcription(api: Api, model: str) -> object:
     sound = ("größe.wav", SOUND.content, "audio/wav")
     return api.all.audio.transcriptions.create(model=model, file=sound)
 
 
-def transcription_stream(api: Clients, model: str) -> object:
+def transcription_stream(api: Api, model: str) -> object:
     sound = ("größe.wav", SOUND.content, "audio/wav")
     stream = api.all.audio.transcriptions.create(model=model, file=sound, stream=True)
     return [event.type for event in stream]
 
 
-def translation(api: Clients, model: str) -> object:
+def translation(api: Api, model: str) -> object:
     return api.all.audio.translations.create(model=model, file=("a.wav", SOUND.content))
 
 
-def speech(api: Clients, model: str) -> object:
+def speech(api: Api, model: str) -> object:
     answer = api.all.audio.speech.create(model=model, input="hello", voice="alloy")
     return f"{len(answer.read())} bytes"
 
 
-def picture(api: Clients, model: str) -> object:
+def picture(api: Api, model: str) -> object:
     return api.all.images.generate(model=model, prompt="a cat")
 
 
-def picture_edit(api: Clients, model: str) -> object:
+def picture_edit(api: Api, model: str) -> object:
     image = ("picture.png", PICTURE.content, "image/png")
     return api.all.images.edit(model=model, image=image, prompt="a hat")
 
 
-def models(api: Clients) -> object:
+def models(api: Api) -> object:
     return [model.id for model in api.all.models.list()]
 
 
-def model_by_name(api: Clients) -> object:
+def model_by_name(api: Api) -> object:
     return api.all.models.retrieve("scripted")
 
 
-def unknown_key(api: Clients, model: str) -> object:
+def unknown_key(api: Api, model: str) -> object:
     return api.wrong.chat.completions.create(model=model, messages=HELLO)
 
 
-def revoked_key(api: Clients, model: str) -> object:
+def revoked_key(api: Api, model: str) -> object:
     return api.revoked.chat.completions.create(model=model, messages=HELLO)
 
 
-def narrow_key(api: Clients, model: str) -> object:
+def narrow_key(api: Api, model: str) -> object:
     return api.narrow.chat.completions.create(model=model, messages=HELLO)
 
 
-def passive_key(api: Clients, model: str) -> object:
+def passive_key(api: Api, model: str) -> object:
     return api.passive.chat.completions.create(model=model, messages=HELLO)
 
 
-def spent_key(api: Clients, model: str) -> object:
+def spent_key(api: Api, model: str) -> object:
     return api.spent.chat.completions.create(model=model, messages=HELLO)
 
 
-def moderation(api: Clients, model: str) -> object:
+def moderation(api: Api, model: str) -> object:
     return api.all.moderations.create(model=model, input="hello")
 
 
-def too_large(api: Clients, model: str) -> object:
+def too_large(api: Api, model: str) -> object:
     return api.all.completions.create(model=model, prompt="x" * 70_000)
 
 
-def engine_hangs_up(api: Clients, model: str) -> object:
+def engine_hangs_up(api: Api, model: str) -> object:
     script = {"script": {"cut_after_tokens": 1}}
     return api.all.chat.completions.create(model=model, messages=HELLO, extra_body=script)
 
 
-def engine_says_500(api: Clients, model: str) -> object:
+def engine_says_500(api: Api, model: str) -> object:
     script = {"script": {"status": 500}}
     return api.all.chat.completions.create(model=model, messages=HELLO, extra_body=script)
 
 
-def stream_breaks(api: Clients, model: str) -> object:
+def stream_breaks(api: Api, model: str) -> object:
     script = {"script": {"cut_after_tokens": 2}}
     stream = api.all.chat.completions.create(
         model=model, messages=HELLO, stream=True, extra_body=script
@@ -191,7 +163,7 @@ def stream_breaks(api: Clients, model: str) -> object:
     return list(stream)
 
 
-def told_of_the_load(api: Clients, model: str) -> object:
+def told_of_the_load(api: Api, model: str) -> object:
     stream = api.all.chat.completions.create(
         model=model, messages=HELLO, stream=True, extra_query={"loading": "stream"}
     )
@@ -337,5 +309,9 @@ STEPS: Final = (
 
 def run(yard: ClientYard) -> list[Taken]:
     """Every step, in order; it blocks."""
-    with clients(yard) as api:
+
+    def made(key: str) -> OpenAI:
+        return OpenAI(base_url=f"{yard.base}/v1", api_key=key, max_retries=0, timeout=30.0)
+
+    with Clients(yard.keys, made) as api:
         return take_all(STEPS, api, openai)
