@@ -6,10 +6,10 @@ Keys of a file may carry their unit in the value (`wait: 45s`, `memory: 8GiB`) o
 
 import os
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -32,6 +32,7 @@ _BYTES = {
     "TB": 1000**4,
 }
 _SECONDS = {"": 1.0, "MS": 0.001, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
+_PORT = re.compile(r"[0-9]{1,5}")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -142,24 +143,41 @@ def _with_units(kind: type[Struct], given: Any, path: str, name: str) -> Any:
             value = {} if value is None else value
             value = _with_units(struct, value, here, name)
         else:
-            value = _number(field, _word(hints[field], value), here, name)
+            value = _read(field, _word(hints[field], value, here, name), here, name)
         result[field] = value
     return result
 
 
-def _word(annotation: Any, value: Any) -> Any:
-    """What a setting of a few words means by `off` or `on`, which YAML reads as false and true."""
-    if not isinstance(value, bool):
+def _word(annotation: Any, value: Any, here: str, name: str) -> Any:
+    """What a setting of a few words is set to; `off` and `on` are what YAML reads as false and true."""
+    inner = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(inner) is not Literal:
         return value
-    words = get_args(get_args(annotation)[0]) if get_origin(annotation) is Annotated else ()
-    meant = "on" if value else "off"
-    return meant if meant in words else value
+    words = get_args(inner)
+    meant = ("on" if value else "off") if isinstance(value, bool) else value
+    if meant not in words:
+        raise SettingsError(f"{name}: {here}: expected {' or '.join(words)}, got {value!r}")
+    return meant
 
 
-def _number(field: str, value: Any, here: str, name: str) -> Any:
-    parse = (
-        parse_bytes if field.endswith("_bytes") else parse_seconds if field.endswith("_s") else None
-    )
+def parse_address(text: object) -> str:
+    """`HOST:PORT` itself. Raises ValueError for what nobody can listen on."""
+    _, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not colon or _PORT.fullmatch(port) is None or int(port) > 65535:
+        raise ValueError(f"expected HOST:PORT with a port of 0 to 65535, got {text!r}")
+    return str(text)
+
+
+def _parser_of(field: str) -> Callable[[Any], Any] | None:
+    if field == "listen":
+        return parse_address
+    if field.endswith("_bytes"):
+        return parse_bytes
+    return parse_seconds if field.endswith("_s") else None
+
+
+def _read(field: str, value: Any, here: str, name: str) -> Any:
+    parse = _parser_of(field)
     if parse is None:
         return value
     try:

@@ -46,6 +46,12 @@ def test_the_cards_of_the_issue_are_understood(tmp_path: Path) -> None:
         ("gateway: [1]\n", "expected a mapping"),
         ("gateway: {waiting_requests: many}\n", "waiting_requests"),
         ("a: [\n", "yard.yaml"),
+        ("gateway: {keys: maybe}\n", "gateway.keys: expected auto or required or off, got 'maybe'"),
+        ("gateway: {listen: here}\n", "gateway.listen: expected HOST:PORT"),
+        ("gateway: {listen: '127.0.0.1:99999'}\n", "with a port of 0 to 65535"),
+        ("gateway: {listen: '127.0.0.1:'}\n", "gateway.listen: expected HOST:PORT"),
+        ("controlplane: {listen: 8081}\n", "controlplane.listen: expected HOST:PORT"),
+        ("controlplane: {listen: '127.0.0.1:-1'}\n", "controlplane.listen: expected HOST:PORT"),
     ],
 )
 def test_req_x1_a_wrong_setting_is_refused_with_its_place(
@@ -53,6 +59,11 @@ def test_req_x1_a_wrong_setting_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(SettingsError, match=says.replace("[", "\\[").replace("(", "\\(")):
         load(write(tmp_path, text), environment={})
+
+
+@pytest.mark.parametrize("listen", [":8080", "0.0.0.0:0", "[::1]:65535", "gw.example:80"])
+def test_an_address_to_listen_on_is_taken_as_it_stands(listen: str) -> None:
+    assert load(None, environment={"YARD_GATEWAY_LISTEN": listen}).gateway.listen == listen
 
 
 def test_ctl_variables_are_not_settings() -> None:
