@@ -298,17 +298,21 @@ def _may_listen(gateway: Gateway, hosts: Sequence[str], settings: GatewaySetting
 async def _listen(
     handler: RequestHandler, settings: GatewaySettings, sock: socket.socket | None
 ) -> Server:
+    """Raises FatalError when the address cannot be had."""
     host, _, port = settings.listen.rpartition(":")
-    return await serve(
-        handler,
-        host.strip("[]"),
-        int(port),
-        ServerLimits(
-            body_bytes=settings.body_limit_bytes, body_memory_bytes=settings.body_memory_bytes
-        ),
-        sock=sock,
-        budget=BodyBudget(settings.body_budget_bytes),
-    )
+    try:
+        return await serve(
+            handler,
+            host.strip("[]"),
+            int(port),
+            ServerLimits(
+                body_bytes=settings.body_limit_bytes, body_memory_bytes=settings.body_memory_bytes
+            ),
+            sock=sock,
+            budget=BodyBudget(settings.body_budget_bytes),
+        )
+    except OSError as problem:
+        raise FatalError(f"cannot listen on {settings.listen}: {problem.strerror}") from None
 
 
 async def _drain(

@@ -219,3 +219,26 @@ def test_whether_a_key_is_needed_goes_by_the_socket_that_was_inherited(
                 sock.close()
 
     run(story())
+
+
+def test_an_address_that_others_have_ends_a_gateway_with_a_sentence(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            log = MemoryLog(yard.broker, source="/gateway/gw")
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                listen = f"127.0.0.1:{taken.getsockname()[1]}"
+                with pytest.raises(ExceptionGroup) as failed:
+                    async with run_gateway(
+                        "gw",
+                        GatewaySettings(listen=listen, drain_s=0.1),
+                        data=tmp_path,
+                        events=log,
+                        wire=MemoryWire(log.connection),
+                        engine_key=engine_keys(YARD_SECRET),
+                        access=AccessLog(yard.access.append),
+                    ):
+                        raise AssertionError("it serves")
+            assert failed.group_contains(FatalError, match=f"cannot listen on {listen}: .*in use")
+
+    run(story())
