@@ -238,6 +238,7 @@ class Inference:
                 ANYBODY if served.moves or served.stood else served.caller,
             ),
             on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
+            accepted=served.moves > 0 or served.stood or served.waited_s > 0,
         )
         if isinstance(ticket, Answer):
             return ticket

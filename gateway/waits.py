@@ -91,10 +91,12 @@ class Waits:
         deadline_s: float,
         asked: Asked | None = None,
         on_asked: Callable[[], None] = lambda: None,
+        accepted: bool = False,
     ) -> Ticket | Answer:
         """Admits a request to the waiting room and sees to it that the model is asked for.
 
-        With `asked` its run is begun the moment there is a replica; without, it only hears of it.
+        With `asked` its run is begun the moment there is a replica; without, it only hears of it. `accepted`: it was
+        let in before, and is not turned away because the room is full now.
         """
         table = self._home.table
         assert table is not None, "without a table there is no model to wait for"
@@ -109,6 +111,7 @@ class Waits:
             now_s=self._home.clock.now_s(),
             deadline_s=deadline_s,
             position=table.position,
+            accepted=accepted,
         )
         match joined:
             case Full(what=what, limit=limit):

@@ -60,16 +60,27 @@ class WaitingRoom:
     # -- coming and going ------------------------------------------------------------------------
 
     def join(
-        self, key: Key, *, size_bytes: int, now_s: float, deadline_s: float, position: int
+        self,
+        key: Key,
+        *,
+        size_bytes: int,
+        now_s: float,
+        deadline_s: float,
+        position: int,
+        accepted: bool = False,
     ) -> Joined | Full:
-        """Admits a request and counts it, or says which bound it met."""
+        """Admits a request and counts it, or says which bound it met.
+
+        `accepted`: it waited before, or lost the replica it had; no bound turns it away.
+        """
         waiting = self._by_key.get(key, {})
-        if len(waiting) >= self.max_requests:
-            return Full(what="requests", limit=self.max_requests)
         held = self._bytes.get(key, 0)
-        # One body larger than the bound may wait alone: else it could never be served at all.
-        if waiting and held + size_bytes > self.max_bytes:
-            return Full(what="bytes", limit=self.max_bytes)
+        if not accepted:
+            if len(waiting) >= self.max_requests:
+                return Full(what="requests", limit=self.max_requests)
+            # One body larger than the bound may wait alone: else it could never be served at all.
+            if waiting and held + size_bytes > self.max_bytes:
+                return Full(what="bytes", limit=self.max_bytes)
         waiter = Waiter(
             ticket=self._next_ticket,
             key=key,

@@ -70,6 +70,33 @@ def test_inv_1_requests_of_the_only_replica_wait_for_its_successor(tmp_path: Pat
     run(story())
 
 
+def test_inv_1_who_was_let_in_waits_for_a_successor_though_the_room_is_full(
+    tmp_path: Path,
+) -> None:
+    """Its bounds are for those who come: whoever lost its replica was accepted before."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            first, second = await yard.engine(), await yard.engine()
+            first.gate.clear()
+            await yard.replica(first, "r-1")
+            await yard.activation("ready", replica="r-1")
+            gateway = await yard.gateway(waiting_requests=1)
+            async with yard.client(gateway) as client:
+                asked = [asyncio.create_task(client.post(PATH, json=chat())) for _ in range(3)]
+                await first.until_seen(3)
+                await yard.replica(first, "r-1", "stopped")
+                await until(lambda: gateway.gateway.open_tickets == 3, "all to wait")
+                late = await client.post(PATH, json=chat())
+                assert late.json()["error"]["code"] == "queue_full"
+                await yard.replica(second, "r-2")
+                answers = await asyncio.gather(*asked)
+            assert {a.status_code for a in answers} == {200}
+
+    run(story())
+
+
 def test_scn_a11_an_engine_that_does_not_know_the_launch_never_answers_its_clients(
     tmp_path: Path,
 ) -> None:

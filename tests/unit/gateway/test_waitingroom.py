@@ -68,6 +68,15 @@ def test_bytes_bound_a_room_but_one_large_body_may_wait_alone() -> None:
     assert room.held_bytes(M) == 100
 
 
+def test_no_bound_turns_away_who_was_let_in_before() -> None:
+    room = a_room(max_requests=1, max_bytes=100)
+    join(room, size_bytes=100)
+    join(room, size_bytes=60, accepted=True)
+    assert room.count(M) == 2
+    assert room.held_bytes(M) == 160
+    assert isinstance(room.join(M, size_bytes=1, now_s=0, deadline_s=9, position=0), Full)
+
+
 def test_a_client_that_leaves_is_not_answered_and_gives_its_place_back() -> None:
     room = a_room(max_requests=1)
     waiter = join(room)
