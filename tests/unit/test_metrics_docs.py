@@ -82,6 +82,20 @@ def test_every_number_of_a_control_plane_is_told_and_no_other(tmp_path: Path) ->
     assert told == of_a_control_plane(tmp_path)
 
 
+def test_labels_of_a_gateways_numbers_are_told_as_they_are() -> None:
+    metrics = Metrics()
+    used = Tokens(prompt=1, estimated=True)
+    metrics.ended.ended("m", "ok", "k", duration_s=1, first_s=1, tokens=used)
+    found: dict[str, set[str]] = {}
+    for family in metrics.registry.collect():
+        labels = getattr(family, "_labelnames", None)
+        if labels is not None:
+            found[f"{family.name}{'_total' * (family.type == 'counter')}"] = set(labels)
+    told = {name: labels for name, (_, labels) in rows_below("## A gateway's").items()}
+    assert len(found) > 15
+    assert {name: told[name] for name in found} == found
+
+
 def test_the_fields_of_the_access_log_are_those_of_a_line() -> None:
     section = TEXT[TEXT.index("## The access log") :]
     told = set[str]()
@@ -110,6 +124,8 @@ def test_every_number_and_label_of_the_dashboard_exists() -> None:
             assert known in told, name
             named.add(known)
             labels = set(re.findall(r"(\w+)[!=]", selected))
+            for summed in re.findall(r"by \(([\w, ]*)\)", query):
+                labels |= set(summed.split(", ")) - {"le", "instance"}
             assert labels <= told[known][1], query
     assert len(named) > 25
 
