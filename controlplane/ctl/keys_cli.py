@@ -193,6 +193,8 @@ def typed_key(key: str) -> str:
 
 def _name(name: str) -> str:
     """`name` itself. Raises UsageMistake for what cannot be one, and must not be sent."""
-    if not name or name.startswith(f"{KEY_PREFIX}_"):
+    if not name:
+        raise UsageMistake("expected a name, got nothing")
+    if name.startswith(f"{KEY_PREFIX}_"):
         raise UsageMistake(f"expected a name that does not begin with {KEY_PREFIX}_")
     return name

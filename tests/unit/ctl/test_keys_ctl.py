@@ -368,6 +368,13 @@ def test_what_cannot_be_meant_is_64_and_sends_nothing(
     assert SECRET not in said.err + said.out
 
 
+def test_a_name_that_is_missing_is_not_said_to_begin_wrongly(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert typed("create", "--name", "") == 64
+    assert "expected a name, got nothing" in capsys.readouterr().err
+
+
 def test_of_a_whole_key_only_the_id_goes_on(calls: Calls) -> None:
     whole = f"yk_aaaabbbbcccc_{SECRET}"
     assert typed("revoke", whole) == 0
