@@ -45,7 +45,7 @@ click.rich_click.COMMAND_GROUPS = {
     "yardctl": [
         {"name": "The yard", "commands": ["up", "init", "status", "doctor", "events"]},
         {"name": "The catalog", "commands": ["model", "apply", "adapter"]},
-        {"name": "Who may ask", "commands": ["key"]},
+        {"name": "Who may ask, and did", "commands": ["key", "usage"]},
         {"name": "From a registry", "commands": ["job", "mirror", "registry"]},
         {"name": "What runs", "commands": ["replica", "node", "command"]},
         {"name": "Cards", "commands": ["card", "lease", "run", "claim", "vm", "place"]},

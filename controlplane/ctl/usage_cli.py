@@ -30,7 +30,7 @@ def register(
         help="So many, with today.",
     )
     @click.option("--key", help="Only of this key, by its id or name.")
-    @click.option("--model", help="Only of this model.")
+    @click.option("--model", help="Only of this model, by its name in the catalog.")
     @click.option(
         "--by",
         multiple=True,

@@ -51,12 +51,19 @@ async def show_usage(
     print_table(
         (*apart, *SUMS),
         (columns(total, apart) for total in found),
-        f"nothing was used since {since}",
+        _nothing(since, key, model),
     )
     if any(total["row"]["estimated"] for total in found):
         print(
             "\n~ engines did not tell the tokens of some requests: their events are counted instead"
         )
+
+
+def _nothing(since: str, key: str | None, model: str | None) -> str:
+    """What was looked for stands there: whether a name was mistyped is not known, it may have been removed."""
+    by = "" if key is None else f" by a key {key!r}"
+    of = "" if model is None else f" of a model {model!r}"
+    return f"nothing was used{of}{by} since {since}"
 
 
 def columns(total: Row, apart: Sequence[str]) -> tuple[str, ...]:

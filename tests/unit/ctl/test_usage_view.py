@@ -117,6 +117,9 @@ def test_nothing_used_is_a_sentence_and_json_an_empty_list(
 ) -> None:
     show([])
     assert capsys.readouterr().out == "nothing was used since 2026-01-31\n"
+    show([], key="nobody", model="tiny")
+    says = "nothing was used of a model 'tiny' by a key 'nobody' since 2026-01-31\n"
+    assert capsys.readouterr().out == says
     show([], "json")
     assert json.loads(capsys.readouterr().out) == []
     show(TOLD, "json")
