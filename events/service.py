@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -99,29 +99,44 @@ def start_log(level: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _arguments(role: str, argv: Sequence[str], numbers: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"yard-{role}", allow_abbrev=False)
-    parser.add_argument("--config", type=Path, help="YAML file of settings")
-    parser.add_argument("--data", type=Path, help="data folder of the yard")
-    parser.add_argument("--nats", metavar="URL", help="address of the NATS server")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="where to serve")
-    parser.add_argument("--id", metavar="NAME", help="name of this instance")
-    for name in numbers:
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"the setting {role}.{name}")
+def _arguments(role: str, argv: Sequence[str], numbers: Mapping[str, str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"yard-{role}",
+        allow_abbrev=False,
+        description=f"Runs the {role} of a yard until SIGTERM or SIGINT.",
+        epilog="All settings and their variables are in docs/configuration.md.",
+    )
+    parser.add_argument("--config", type=Path, help="YAML file of settings (default: none)")
+    parser.add_argument(
+        "--data", type=Path, help=f"data folder of the yard (default: {default_data()})"
+    )
+    parser.add_argument("--nats", metavar="URL", help="NATS server; the setting nats.url")
+    if hasattr(getattr(Settings(), role, None), "listen"):
+        parser.add_argument(
+            "--listen", metavar="HOST:PORT", help=f"where to serve; the setting {role}.listen"
+        )
+    parser.add_argument("--id", metavar="NAME", help="name of this instance (default: the host's)")
+    for name, what in numbers.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=what)
     return parser.parse_args(argv)
 
 
 def run_service(
-    role: str, main: Main, argv: Sequence[str] | None = None, *, numbers: Sequence[str] = ()
+    role: str,
+    main: Main,
+    argv: Sequence[str] | None = None,
+    *,
+    numbers: Mapping[str, str] | None = None,
 ) -> int:
     """Runs `main` until SIGTERM, SIGINT or its own end; returns the exit code.
 
     Default id: the host name. `--listen` sets the section of the role where it has that setting, and so does a
-    flag for each of `numbers`.
+    flag for each of `numbers`, by name what `--help` says of it.
     """
-    given = _arguments(role, sys.argv[1:] if argv is None else argv, numbers)
-    section: dict[str, Any] = {name: getattr(given, name) for name in numbers}
-    if given.listen is not None:
+    flags = numbers or {}
+    given = _arguments(role, sys.argv[1:] if argv is None else argv, flags)
+    section: dict[str, Any] = {name: getattr(given, name) for name in flags}
+    if getattr(given, "listen", None) is not None:
         section["listen"] = given.listen
     try:
         settings = load(given.config, flags={"nats": {"url": given.nats}, role: section})

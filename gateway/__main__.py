@@ -8,7 +8,8 @@ from gateway.app import main as service_main
 
 def main() -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
-    return run_service("gateway", service_main, numbers=("workers",))
+    workers = "processes that serve on the one port; the setting gateway.workers"
+    return run_service("gateway", service_main, numbers={"workers": workers})
 
 
 if __name__ == "__main__":
