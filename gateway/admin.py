@@ -55,7 +55,7 @@ class Admin:
             case "readyz":
                 return await self._readyz(respond)
             case "metrics":
-                page = await self.metrics_page() if self.metrics_page else self._metrics.render()
+                page = await (self.metrics_page or self._metrics.page)()
                 await respond.send(200, ((b"content-type", CONTENT_TYPE),), page)
                 return 200
             case "timeline":

@@ -178,7 +178,7 @@ async def run_gateway(
     admin = Admin(gateway, metrics, timelines)
     siblings = None
     if worker is not None:
-        siblings = Siblings(folder_of(data, worker.of), worker.number, metrics.render)
+        siblings = Siblings(folder_of(data, worker.of), worker.number, metrics.pieces)
         admin.metrics_page = siblings.page
     access = access or AccessLog()
     endpoint = settings.otlp_endpoint

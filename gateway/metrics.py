@@ -3,13 +3,14 @@
 A name a client made up never becomes a label. Reading them changes nothing and wakes nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway import exposition
 from gateway.counting import Count, Counter, Histogram, Spread
 from gateway.requestmetrics import RequestNumbers
 
@@ -195,8 +196,20 @@ class Metrics:
         self.registry.register(GatewayNumbers(read))
 
     def render(self) -> bytes:
-        """All numbers as Prometheus reads them."""
+        """All numbers as Prometheus reads them, at once; for a page that is shown see `page`."""
+        self._tell_adapters()
+        return generate_latest(self.registry)
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """As `render`, and nobody has to stop meanwhile: a page of thousands of models takes seconds."""
+        self._tell_adapters()
+        return exposition.pieces(self.registry.collect())
+
+    async def page(self) -> bytes:
+        """All `pieces`."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    def _tell_adapters(self) -> None:
         uses, self._adapter_uses = self._adapter_uses, {}
         for (model, outcome), count in uses.items():
             self.adapters.labels(model, outcome).inc(count)
-        return generate_latest(self.registry)

@@ -5,7 +5,7 @@ Nothing but a page for Prometheus is said there, and nothing is decided by it.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,13 @@ from gateway.domain.workermetrics import merge
 log = logging.getLogger("gateway.siblings")
 
 PATIENCE_S: Final = 1.0
-"""One that does not answer within this is left out of the page; one that asks and does not read is left."""
+"""One that is silent for so long is left out of the page, and one that takes nothing for so long is left."""
 
-MOST_BYTES: Final = 8 * 1024 * 1024
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Above this a page is left out: half of one would spoil all of it."""
+
+END: Final = b"# EOF\n"
+"""What a page ends with, so that one that broke off can be told from a whole one."""
 
 
 def folder_of(data: Path, gateway_id: str) -> Path:
@@ -25,12 +29,14 @@ def folder_of(data: Path, gateway_id: str) -> Path:
 
 
 class Siblings:
-    """The socket of worker `number` in `folder`, and what it knows of the others there."""
+    """The socket of worker `number` in `folder`, and what it knows of the others there. `pieces` are its own page."""
 
-    def __init__(self, folder: Path, number: int, render: Callable[[], bytes]) -> None:
+    def __init__(
+        self, folder: Path, number: int, pieces: Callable[[], AsyncIterator[bytes]]
+    ) -> None:
         self._folder = folder
         self._number = number
-        self._render = render
+        self._pieces = pieces
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -56,16 +62,22 @@ class Siblings:
         found = [int(p.stem) for p in self._folder.glob("*.sock") if p.stem.isdigit()]
         others = [n for n in sorted(found) if n != self._number]
         pages = await asyncio.gather(*(self._ask(n) for n in others))
-        told = {n: page for n, page in zip(others, pages, strict=True) if page}
-        return merge({**told, self._number: self._render()})
+        told = {n: page for n, page in zip(others, pages, strict=True) if page is not None}
+        told[self._number] = b"".join([piece async for piece in self._pieces()])
+        # Beside the loop: a page of thousands of models takes a second to put together.
+        return await asyncio.to_thread(merge, told)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.sock"
 
     async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            async for piece in self._pieces():
+                writer.write(piece)
+                async with asyncio.timeout(PATIENCE_S):
+                    await writer.drain()
+            writer.write(END)
             async with asyncio.timeout(PATIENCE_S):
-                writer.write(self._render())
                 await writer.drain()
         except (OSError, TimeoutError):
             # It is gone, or does not read.
@@ -73,23 +85,29 @@ class Siblings:
         finally:
             writer.close()
 
-    async def _ask(self, number: int) -> bytes:
-        """The page of another, or nothing when it does not answer."""
+    async def _ask(self, number: int) -> bytes | None:
+        """The whole page of another; None when it does not come."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_unix_connection(self._path(number))
-                try:
-                    return await _whole(reader)
-                finally:
-                    writer.close()
+            try:
+                return await _whole(reader)
+            finally:
+                writer.close()
         except (OSError, TimeoutError):
-            return b""
+            return None
 
 
-async def _whole(reader: asyncio.StreamReader) -> bytes:
+async def _whole(reader: asyncio.StreamReader) -> bytes | None:
+    """All that comes, None when it does not end as a page does. Raises TimeoutError, OSError."""
     pieces: list[bytes] = []
     size = 0
-    while size < MOST_BYTES and (piece := await reader.read(65536)):
+    while size < MOST_BYTES:
+        async with asyncio.timeout(PATIENCE_S):
+            piece = await reader.read(65536)
+        if not piece:
+            page = b"".join(pieces)
+            return page.removesuffix(END) if page.endswith(END) else None
         pieces.append(piece)
         size += len(piece)
-    return b"".join(pieces)
+    return None

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -138,10 +139,15 @@ def test_idle_connections_do_not_hold_up_a_successor_for_ever() -> None:
     run(story())
 
 
+async def pieces(*given: bytes) -> AsyncIterator[bytes]:
+    for piece in given:
+        yield piece
+
+
 def test_any_worker_shows_the_numbers_of_all_that_answer(tmp_path: Path) -> None:
     async def story() -> None:
         workers = [
-            Siblings(tmp_path / "w", n, lambda n=n: b"# TYPE x gauge\nx %d\n" % n)
+            Siblings(tmp_path / "w", n, lambda n=n: pieces(b"# TYPE x gauge\n", b"x %d\n" % n))
             for n in (1, 2, 3)
         ]
         for worker in workers:
@@ -156,6 +162,31 @@ def test_any_worker_shows_the_numbers_of_all_that_answer(tmp_path: Path) -> None
     run(story())
 
 
+def test_a_page_that_breaks_off_is_left_out_and_a_large_one_is_whole(tmp_path: Path) -> None:
+    async def breaks_off() -> AsyncIterator[bytes]:
+        yield b"# TYPE x gauge\nx{model="
+        raise ConnectionResetError
+
+    async def story() -> None:
+        large = b"y 1\n" * 50_000
+        workers = [
+            Siblings(tmp_path / "w", 1, lambda: pieces(b"# TYPE x gauge\nx 1\n")),
+            Siblings(tmp_path / "w", 2, breaks_off),
+            Siblings(tmp_path / "w", 3, lambda: pieces(b"# TYPE y gauge\n", *(large,) * 60)),
+        ]
+        for worker in workers:
+            await worker.open()
+        page = await workers[0].page()
+        assert page.startswith(
+            b'# TYPE x gauge\nx{worker="1"} 1\n# TYPE y gauge\ny{worker="3"} 1\n'
+        )
+        assert page.count(b"\n") == 3 + 50_000 * 60
+        for worker in workers:
+            await worker.close()
+
+    run(story())
+
+
 def test_who_asks_a_worker_for_its_numbers_and_does_not_read_them_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +196,7 @@ def test_who_asks_a_worker_for_its_numbers_and_does_not_read_them_is_left(
         return [t for t in asyncio.all_tasks() if "_asked" in repr(t.get_coro())]
 
     async def story() -> None:
-        worker = Siblings(tmp_path / "w", 1, lambda: b"x 1\n" * (1 << 20))
+        worker = Siblings(tmp_path / "w", 1, lambda: pieces(*(b"x 1\n" * (1 << 10),) * 1024))
         await worker.open()
         with socket.socket(socket.AF_UNIX) as silent:
             silent.connect(str(tmp_path / "w" / "1.sock"))
