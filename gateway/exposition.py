@@ -1,6 +1,6 @@
 """Writes numbers as Prometheus reads them, in pieces: a page of thousands of models must not halt whoever streams.
 
-The text is that of the client library's `generate_latest`, which writes all at once and takes five times as long. It
+The text is that of the client library's `generate_latest`, which writes all at once and takes three times as long. It
 reads families that are made already and counts nothing.
 """
 
