@@ -83,7 +83,8 @@ def admit(
     4. the model is off: `model_off`, and never anything that could start it
     5. a ready replica (on that card) that answers this gateway and publishes the path: routed; when it
        is only the path that is missing, waiting would not help: `endpoint_not_supported`, and
-       `route_not_forwarded` for what is no endpoint of the gateway's. For an adapter only those that load some
+       `route_not_forwarded` for what is no endpoint of the gateway's; `yard_unavailable` where one has it that
+       does not answer. For an adapter only those that load some
     6. the model was given up or refused, and that stands: that code, at once
     7. it is being brought up: wait
     8. NATS is away, so nobody can be asked to start it: `yard_unavailable`, unless a replica is
@@ -118,15 +119,17 @@ def admit(
         assert model is not None, "an adapter without its base is not served"
     if model.scaling.max == 0:  # 4
         return _off(model.name)
-    ready = table.routable(model.name, scope)
-    if standing.ejected:
-        ready = tuple(r for r in ready if r.id not in standing.ejected)
+    there = table.routable(model.name, scope)
     if adapter is not None:
-        ready = tuple([r for r in ready if r.adapter_slots > 0])
+        there = tuple([r for r in there if r.adapter_slots > 0])
+    ready = there
+    if standing.ejected:
+        ready = tuple(r for r in there if r.id not in standing.ejected)
     if ready:  # 5
         publishing = tuple([r for r in ready if path in r.paths])
         if not publishing:
-            return _not_published(model.name, path)
+            has_it = any(path in r.paths for r in there)
+            return out_of_reach(model.name) if has_it else _not_published(model.name, path)
         return Route(model=model, candidates=publishing, adapter=adapter)
     entry = table.activation(model.name, scope)
     refused = standing_refusal(table, model.name, entry, now)

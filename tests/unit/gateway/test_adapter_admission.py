@@ -45,7 +45,7 @@ def test_an_adapter_is_a_use_of_its_base_and_goes_to_replicas_that_load_some() -
     assert isinstance(base, Route)
     assert ([r.id for r in base.candidates], base.adapter) == (["r-1", "r-2"], None)
     ejected = Standing(synced=True, connected=True, ejected=frozenset({"r-1"}))
-    assert code(asked(table, standing=ejected)) == "endpoint_not_supported"
+    assert code(asked(table, standing=ejected)) == "yard_unavailable"
 
 
 def test_a_cold_base_is_waited_for_by_its_own_name() -> None:

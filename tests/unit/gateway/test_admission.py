@@ -49,6 +49,21 @@ def test_a_ready_model_is_routed_by_name_and_by_alias() -> None:
         assert found.model.name == "m"
 
 
+def test_a_path_that_only_a_silent_replica_has_is_no_path_that_the_model_lacks() -> None:
+    """A probe may bring it back at any moment: the client shall come again."""
+    story = Story()
+    table = folded(
+        story.model(), story.replica(), story.replica("r-2", paths=(CHAT, "/v1/embeddings"))
+    )
+    assert isinstance(ask(table, path="/v1/embeddings"), Route)
+    found = ask(table, path="/v1/embeddings", ejected=frozenset({"r-2"}))
+    assert code_of(found) == "yard_unavailable"
+    assert found.should_retry
+    assert code_of(ask(table, path="/v1/score", ejected=frozenset({"r-2"}))) == (
+        "endpoint_not_supported"
+    )
+
+
 def test_req_a14_an_unknown_model_is_never_loading() -> None:
     story = Story()
     table = folded(story.model(), story.activation("loading"))
