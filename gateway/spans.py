@@ -49,6 +49,13 @@ class Spans:
         self._waiting: list[dict[str, Any]] = []
         self._full = asyncio.Event()
         self._failing = ""
+        # Only who has a collector needs the library. Its import takes up to seconds, in which nothing else of
+        # the process goes on: here the port is not open yet.
+        import httpx
+
+        # No proxy from the environment: the collector is named by a setting.
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        self._failures = (httpx.HTTPError, httpx.InvalidURL, TimeoutError)
 
     def add(
         self, timeline: Timeline, served: Served, *, method: str, path: str, ended_s: float
@@ -67,11 +74,7 @@ class Spans:
 
     async def run(self) -> None:
         """Sends them until cancelled."""
-        # Only who has a collector needs the library, and its start takes a moment.
-        import httpx
-
-        # No proxy from the environment: the collector is named by a setting.
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        async with self._client as client:
             try:
                 while True:
                     try:
@@ -89,8 +92,6 @@ class Spans:
                 raise
 
     async def _send(self, client: Any) -> None:
-        import httpx
-
         while self._waiting:
             batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
             body = {
@@ -112,7 +113,7 @@ class Spans:
                     )
                 if answer.status_code >= 300:
                     why = f"the collector answered {answer.status_code}"
-            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            except self._failures as error:
                 why = str(error) or type(error).__name__
             if why:
                 self._metrics.spans_dropped.inc(len(batch))

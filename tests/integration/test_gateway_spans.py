@@ -1,6 +1,8 @@
 """Spans of requests reach a collector where a setting names one, and cost nobody an answer."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,19 @@ def test_a_collector_that_answers_without_an_end_is_left(
         server.close()
 
     run(story())
+
+
+def test_the_library_is_there_before_the_port_opens_and_only_for_who_has_a_collector() -> None:
+    """Loaded later it would hold up the first requests of a new process for as long as its import takes."""
+    program = (
+        "import sys\n"
+        "from gateway.app import run_gateway\n"
+        "from gateway.spans import Spans\n"
+        "assert 'httpx' not in sys.modules\n"
+        "Spans('http://127.0.0.1:4318', 'gw', None, None)\n"
+        "assert 'httpx' in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
