@@ -33,6 +33,7 @@ from gateway.metrics import Metrics
 from gateway.sending import Sending
 from gateway.served import Served
 from gateway.timeline import Timeline, Timelines
+from schemas.cardnames import ANY_SCOPE
 from schemas.model import Model
 from schemas.replica import Replica
 
@@ -115,7 +116,9 @@ class Inference:
             decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
             accepted = True
             if intake.by_id and not isinstance(decision, Answer):
-                decision = where_response_is(decision, intake)
+                assert gateway.table is not None, "a model was found in it"
+                scope = ANY_SCOPE if on is None else on.scope
+                decision = where_response_is(decision, intake, gateway.table, scope)
             match decision:
                 case Answer():
                     await reply(respond, decision, served)

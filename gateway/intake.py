@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 from msgspec import Struct, structs
 
-from gateway.domain.admission import Route, Wait
+from gateway.domain.admission import Route, Wait, out_of_reach
 from gateway.domain.affinity import Affinity, by_prefix
 from gateway.domain.answers import Answer, answer
 from gateway.domain.http_rules import HeaderList, Headers, engine_request_headers
@@ -24,6 +24,7 @@ from gateway.domain.request_fields import (
     read_fields,
 )
 from gateway.domain.responseids import Kept
+from gateway.domain.table import Table
 from gateway.http.messages import JSON_TYPE, Request, Responder
 from gateway.http.outgoing import rendered
 from gateway.http.unpacking import UNDERSTOOD, unpacked
@@ -85,9 +86,7 @@ def json_onward(headers: Headers) -> bytes:
     return _onward(headers, "to engine", _BODY_HEADERS, (JSON_TYPE,))
 
 
-def _onward(
-    headers: Headers, kind: str, dropped: frozenset[bytes], extra: HeaderList
-) -> bytes:
+def _onward(headers: Headers, kind: str, dropped: frozenset[bytes], extra: HeaderList) -> bytes:
     memo = headers.memo
     found: bytes | None = memo.get(kind)
     if found is None:
@@ -216,15 +215,23 @@ def response_unknown(why: str) -> Answer:
     return answer("response_not_found", f"No engine is known to hold that response: {why}")
 
 
-def where_response_is(decision: Route | Wait, intake: Intake) -> Route | Answer:
+def where_response_is(
+    decision: Route | Wait, intake: Intake, table: Table, scope: str
+) -> Route | Answer:
     """Where a request for a response goes: to the replica that gave it, or, where only the model is known, to one of
-    its replicas. It never starts any: a new engine holds nothing."""
-    if isinstance(decision, Wait):
-        return response_unknown(f"no engine of the model {intake.fields.model!r} runs.")
-    found = tuple(r for r in decision.candidates if intake.replica in (None, r.id))
-    if not found:
+    its replicas. It never starts any: a new engine holds nothing. One that only does not answer just now is not gone."""
+    candidates = decision.candidates if isinstance(decision, Route) else ()
+    found = tuple(r for r in candidates if intake.replica in (None, r.id))
+    if found:
+        assert isinstance(decision, Route), "who waits has no candidates"
+        return structs.replace(decision, candidates=found, adapter=None)
+    model = decision.model.name
+    ready = table.routable(model, scope)
+    if any(intake.replica in (None, r.id) for r in ready):
+        return out_of_reach(model)
+    if intake.replica is not None:
         return response_unknown("the replica that gave it is gone.")
-    return structs.replace(decision, candidates=found, adapter=None)
+    return response_unknown(f"no engine of the model {intake.fields.model!r} runs.")
 
 
 async def _unpack(request: Request, respond: Responder) -> Answer | None:
