@@ -97,9 +97,8 @@ class RequestHandler:
                     served.status = found
         except RequestError as error:
             served.status, served.code = error.status, error.code
-            if not respond.started:
-                retry = b"true" if error.retry_after_s is not None else b"false"
-                respond.add_header(b"x-should-retry", retry)
+            if not respond.started and error.retry_after_s is None:
+                respond.add_header(b"x-should-retry", b"false")
             raise
         except (asyncio.CancelledError, ClientGone):
             served.status, served.code = served.status or CLIENT_GONE, "client_gone"

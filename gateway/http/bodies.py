@@ -367,7 +367,11 @@ class Body:
         if problem is not None:
             self.fail(
                 RequestError(
-                    503, "queue_full", "The gateway could not keep the request body.", close=True
+                    503,
+                    "queue_full",
+                    "The gateway could not keep the request body.",
+                    close=True,
+                    retry_after_s=1,
                 )
             )
         elif not self._closing:

@@ -38,7 +38,7 @@ def test_a_request_that_finds_no_descriptor_is_turned_away_and_its_engine_stays(
                 assert refused.status_code == 503
                 assert refused.json()["error"]["code"] == "queue_full"
                 assert refused.headers["retry-after"] == "1"
-                assert set(refused.headers.get_list("x-should-retry")) == {"true"}
+                assert refused.headers["x-should-retry"] == "true", "said once"
                 assert not gateway.gateway.ejected
                 assert gateway.gateway.usage.by_replica == {}
                 assert (await client.post(PATH, json=chat())).status_code == 200

@@ -150,3 +150,19 @@ def test_a_span_across_two_blocks_is_replaced_once(
         await until(lambda: body._file is None, "the file to be closed")
 
     run(story())
+
+
+def test_a_body_that_no_disk_takes_is_turned_away_for_a_moment_and_given_back(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        budget = BodyBudget(1 << 20)
+        body = make(budget, tmp_path / "nowhere")
+        body.feed(b"x" * 1001)
+        with pytest.raises(RequestError) as refused:
+            await body.read_all()
+        told = refused.value
+        assert (told.status, told.code, told.retry_after_s) == (503, "queue_full", 1)
+        assert budget.used_bytes == 0
+
+    run(story())
