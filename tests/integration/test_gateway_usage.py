@@ -12,6 +12,7 @@ import httpx
 from events.usage import decode_usage
 from gateway.app import RunningGateway
 from schemas.key import KeyCreated
+from schemas.model import Scaling
 from schemas.usage import UsageRow
 from tests.support.aio import run, until
 from tests.support.fake_engine import FakeEngine
@@ -226,5 +227,32 @@ def test_a_gateway_that_ends_tells_its_last_second(tmp_path: Path) -> None:
             async with yard.own_gateway() as gateway, yard.client(gateway) as client:
                 await client.post("/v1/chat/completions", json=CHAT)
             assert total(yard, "completion_tokens") == 5
+
+    run(story())
+
+
+def test_a_model_that_is_refused_is_named_and_one_that_is_not_there_never(tmp_path: Path) -> None:
+    """Otherwise nobody could see which model it is that answers with refusals."""
+
+    async def story() -> None:
+        async with serving(tmp_path) as (yard, gateway, client, _fake):
+            await yard.model("off", scaling=Scaling(min=0, max=0))
+            table = gateway.gateway.table
+            await until(lambda: table is not None and table.model("off") is not None, "the model")
+            for path, model, code in (
+                ("/v1/chat/completions", "off", "model_off"),
+                ("/v1/rerank", "m", "endpoint_not_supported"),
+                ("/v1/chat/completions", "made up", "model_not_found"),
+            ):
+                answer = await client.post(path, json={**CHAT, "model": model})
+                assert answer.json()["error"]["code"] == code
+            await until(lambda: total(yard, "requests") == 2, "the account")
+            assert {(r.model, r.failed) for r in rows(yard)} == {("off", 1), ("m", 1)}
+            lines = [json.loads(line) for text in yard.access for line in text.splitlines()]
+            assert [line["model"] for line in lines] == ["off", "m", ""]
+            text = gateway.metrics.render().decode()
+            assert 'yard_gateway_requests_total{code="model_off",model="off"} 1.0' in text
+            assert 'code="endpoint_not_supported",model="m"' in text
+            assert "made up" not in text
 
     run(story())
