@@ -84,6 +84,7 @@ class Ledger:
         self._inflight: dict[str, int] = {}
         self._seats = Seats()
         self._listening_since_s: float | None = None
+        self._heard_self_s: float | None = None
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Ledger:
     def hear(self, beacon: LimitsBeacon, now_s: float) -> bool:
         """Takes in another gateway's beacon; True: it waits for the next of ours.
 
-        1. our own, or one that a later one has overtaken: nothing
+        1. our own: whatever was told before it has been heard too. One that a later one has overtaken: nothing
         2. the first of a life: what it told by now is not known to be of the last minute but for what it says so.
            It can use a share no sooner than it has heard our next beacon, so all told before counts as heard
            What gateways used that ended before this one could hear them it tells, too
@@ -155,6 +156,9 @@ class Ledger:
         4. it says which of ours it has heard
         """
         if beacon.incarnation == self._incarnation:  # 1
+            if self._heard_self_s is not None and now_s - self._heard_self_s > GONE_AFTER_S:
+                self._listening_since_s = now_s
+            self._heard_self_s = now_s
             return False
         peer = self._peers.get(beacon.incarnation)
         first = peer is None
@@ -209,15 +213,16 @@ class Ledger:
         return (beacon.asks or first or back) and not beacon.leaving
 
     def look(self, now_s: float, *, connected: bool) -> None:
-        """Drops who is silent. Who cannot hear anybody knows of nobody's silence: it goes on sharing with those it
-        knew, and after that gives them as long as ever to be heard again."""
+        """Drops who is silent. Who cannot hear anybody, itself neither, knows of nobody's silence: it goes on sharing
+        with those it knew, and after that gives them as long as ever to be heard again."""
         if not connected:
             self._listening_since_s = None
             return
         if self._listening_since_s is None:
             self._listening_since_s = now_s
+        until_s = now_s if self._heard_self_s is None else self._heard_self_s
         for of, peer in list(self._peers.items()):
-            silent_s = now_s - max(peer.heard_s, self._listening_since_s)
+            silent_s = until_s - max(peer.heard_s, self._listening_since_s)
             if peer.live and silent_s > GONE_AFTER_S:
                 self._gone(peer)
             if silent_s > FORGOTTEN_AFTER_S:

@@ -191,6 +191,29 @@ def test_who_cannot_hear_goes_on_sharing_with_those_it_knew() -> None:
     assert one.gateways == 1
 
 
+def test_who_does_not_hear_itself_cannot_hear_others_though_it_is_connected() -> None:
+    """As with a server that was halted: every connection to it stands, and nothing comes."""
+    key = a_key(rpm=100)
+    one, other = two()
+    for at_s in (100.0, 101.0):
+        one.look(at_s, connected=True)
+        one.hear(one.tell(at_s, {}), at_s)
+        one.hear(other.tell(at_s, {}), at_s)
+    for at_s in (102.0, 110.0, 141.0):
+        one.tell(at_s, {})
+        one.look(at_s, connected=True)
+    assert one.gateways == 2
+    assert admitted(one, key, 200, 141.0) == 50
+    # All comes at once: the others have as long as ever to be heard again.
+    one.hear(one.tell(142.0, {}), 142.0)
+    one.look(142.0, connected=True)
+    assert one.gateways == 2
+    for at_s in (143.0, 144.0, 145.0, 146.0):
+        one.hear(one.tell(at_s, {}), at_s)
+        one.look(at_s, connected=True)
+    assert one.gateways == 1
+
+
 def test_tokens_that_were_held_and_not_used_are_given_back_everywhere() -> None:
     key = a_key(tpm=100)
     one, other = two()
