@@ -78,6 +78,7 @@ class Waits:
         self._tickets: dict[int, Ticket] = {}
         self._some_may_not_start = False
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline_due_s = 0.0  # when it fires; not every loop's timers tell
         self._grace_timers: set[asyncio.TimerHandle] = set()
 
     # -- coming and going ------------------------------------------------------------------------
@@ -340,13 +341,14 @@ class Waits:
         due_s = self.room.next_deadline_s()
         timer = self._deadline_timer
         if timer is not None:
-            if due_s is not None and timer.when() <= due_s:
+            if due_s is not None and self._deadline_due_s <= due_s:
                 return  # It fires early at worst, finds nobody and is armed again.
             timer.cancel()
             self._deadline_timer = None
         if due_s is not None:
             loop = asyncio.get_running_loop()
             self._deadline_timer = loop.call_at(due_s, self._expire)
+            self._deadline_due_s = due_s
 
     def _resolve(self, key: Key, waiters: tuple[Waiter, ...], reply: Answer) -> None:
         """Gives those just taken out of the room their one outcome."""

@@ -5,6 +5,8 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
+import uvloop
+
 from gateway.clock import LoopClock
 from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
@@ -51,6 +53,21 @@ def test_req_a24_ten_thousand_abandoned_requests_leave_no_timer_and_no_future() 
         assert len([h for h in scheduled if not h.cancelled()]) == before  # type: ignore[attr-defined]
 
     run(story())
+
+
+def test_who_comes_when_the_next_deadline_is_due_waits_like_others() -> None:
+    """On the loop that gateways run on, whose timers that are due at once are of another kind."""
+
+    async def story() -> None:
+        gateway = a_gateway(Story())
+        due, later = join(gateway, 0.0), join(gateway)
+        found = await asyncio.wait_for(due.outcome, 10)
+        assert isinstance(found, Answer)
+        assert not later.outcome.done()
+        gateway.leave(later)
+        gateway.close()
+
+    uvloop.run(asyncio.wait_for(story(), 20))
 
 
 def test_a_ready_replica_gives_every_waiter_its_one_outcome() -> None:
