@@ -127,6 +127,8 @@ class Crew:
                 self._changed.clear()
         finally:
             self._stopping.set()
+            # Connections that nobody will serve are refused at once, not kept until the last worker has ended.
+            self._sock.close()
             for worker in self._all:
                 _signal(worker, signal.SIGTERM)
             while self._tasks:

@@ -24,7 +24,10 @@ folder, id = sys.argv[1], sys.argv[-1]
 log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def said(what): os.write(log, f"{id} {what}\\n".encode())
 def end(number, frame):
-    said({signal.SIGTERM: "term", signal.SIGHUP: "hup"}[number]); sys.exit(0)
+    os.close(int(os.environ["YARD_WORKER_SOCKET"]))
+    said({signal.SIGTERM: "term", signal.SIGHUP: "hup"}[number])
+    while os.path.exists(f"{folder}/{id} stays"): time.sleep(0.01)
+    sys.exit(0)
 for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)
 said("started")
 if os.path.exists(folder + "/broken"): sys.exit(7)
@@ -43,6 +46,7 @@ class Scene:
     folder: Path
     running: "asyncio.Task[None]"
     stopping: asyncio.Event
+    sock: socket.socket
 
     def said(self) -> list[str]:
         log = self.folder / "log"
@@ -66,7 +70,7 @@ async def a_crew(folder: Path, count: int = 2) -> AsyncIterator[Scene]:
         sock.bind(("127.0.0.1", 0))
         argv = (sys.executable, "-S", "-c", PROGRAM, str(folder))
         crew = Crew("gw", count, sock, argv, stopping)
-        scene = Scene(crew, folder, asyncio.create_task(crew.run()), stopping)
+        scene = Scene(crew, folder, asyncio.create_task(crew.run()), stopping, sock)
         try:
             yield scene
         finally:
@@ -88,6 +92,28 @@ def test_all_start_under_numbers_of_their_own_and_end_when_told(tmp_path: Path) 
             scene.stopping.set()
             await asyncio.wait_for(scene.running, 10)
             assert sorted(scene.said()[-2:]) == ["gw.1 term", "gw.2 term"]
+
+    run(story())
+
+
+def test_while_the_last_of_them_finishes_new_connections_are_refused(tmp_path: Path) -> None:
+    """The parent's own copy of the socket would take them, and nobody would ever answer."""
+
+    async def story() -> None:
+        stays = tmp_path / "gw.2 stays"
+        stays.touch()
+        async with a_crew(tmp_path) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            address = scene.sock.getsockname()
+            scene.sock.listen()
+            with socket.create_connection(address):
+                pass
+            scene.stopping.set()
+            await scene.until_said("gw.1 term", "gw.2 term")
+            with socket.socket() as late:
+                assert late.connect_ex(address) != 0
+            stays.unlink()
+            await asyncio.wait_for(scene.running, 10)
 
     run(story())
 
