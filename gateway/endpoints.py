@@ -121,7 +121,7 @@ class Inference:
                 decision = where_response_is(decision, intake, gateway.table, scope)
             match decision:
                 case Answer():
-                    self._refused(fields.model, decision, timeline, served)
+                    self._refused(fields.model, decision, served)
                     await reply(respond, decision, served)
                     return
                 case Wait(model=model, scope=scope, adapter=adapter):
@@ -209,16 +209,19 @@ class Inference:
             served.model = model.name
             self._timelines.keep(timeline, model.name)
 
-    def _refused(self, name: str, refusal: Answer, timeline: Timeline, served: Served) -> None:
-        """A model of the catalog is named where it was refused too, so that its refusals count as its own."""
+    def _refused(self, name: str, refusal: Answer, served: Served) -> None:
+        """A model of the catalog is named where it was refused too, so that its refusals count as its own.
+
+        Its timeline is not kept: those of requests that ran would have to go for it.
+        """
         table = self._gateway.table
         if table is None or refusal.code == "card_not_found":
             return
         model = table.model(name)
         if model is None and (adapter := table.adapter(name)) is not None:
             model = table.base_of(adapter)
-        if model is not None:
-            self._name(timeline, served, model)
+        if model is not None and not served.model:
+            served.model = model.name
 
     async def _wait(
         self,
