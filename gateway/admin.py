@@ -104,7 +104,7 @@ class Admin:
             return answer("not_found", "Timelines are shown on this machine only.")
         wanted = parse_qs(request.query.decode("latin-1")).get("request", [""])[0]
         if not wanted:
-            return answer("invalid_request", "Name the request: `?request=` and its x-request-id.")
+            return answer("not_found", "Name the request: `?request=` and its x-request-id.")
         found = self._timelines.find(wanted)
         if found is None:
             return answer("not_found", f"No timeline of a request {wanted!r} is kept.")

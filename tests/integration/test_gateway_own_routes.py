@@ -323,7 +323,7 @@ def test_the_timeline_of_a_cold_request_has_every_step_in_order(tmp_path: Path) 
                 missing = await client.get("/yard/timeline", params={"request": "other"})
                 unnamed = await client.get("/yard/timeline")
             assert missing.status_code == 404
-            assert unnamed.status_code == 400
+            assert unnamed.status_code == 404
             assert "?request=" in unnamed.json()["error"]["message"]
             assert (told["request"], told["model"]) == ("mine-1", "m")
             order = [
