@@ -59,15 +59,16 @@ FUZZ_S ?= 60
 
 $(FUZZ)/ready: constraints.txt
 	@$(PYTHON) -m venv $(FUZZ)
-	@$(FUZZ)/bin/pip install -q -c constraints.txt atheris schemathesis
+	@$(FUZZ)/bin/pip install -q -c constraints.txt atheris
 	@touch $@
 
 fuzz: setup $(FUZZ)/ready ## fuzz what reads HTTP, guided by coverage, for FUZZ_S seconds
 	@PYTHONPATH=.:$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
 		$(FUZZ)/bin/python -m tests.fuzz.heads tests/fuzz/corpus -max_total_time=$(FUZZ_S)
 
-fuzz-api: setup $(FUZZ)/ready ## ask the control plane's API everything its description allows, and more
-	@$(BIN)/python -m tests.fuzz.api $(FUZZ)/bin/st
+fuzz-api: setup ## ask both doors everything their descriptions allow, and more
+	@$(BIN)/python -m tests.fuzz.api controlplane
+	@$(BIN)/python -m tests.fuzz.api gateway
 
 transcript: setup ## ask a gateway as curl, openai, anthropic and Chromium do; writes docs/transcript.md
 	@$(BIN)/python -m tests.clients

@@ -1,4 +1,5 @@
-"""Writes the documents that mirror code: settings, permissions, state diagrams, the proof column of requirements.
+"""Writes the documents that mirror code: settings, permissions, state diagrams, the gateway's OpenAPI, the proof column of
+requirements.
 
 With `--check` nothing is written: it names every document that would change and exits 1. Sentences are
 written by people; this program only fills in what code knows better.
@@ -7,6 +8,7 @@ written by people; this program only fills in what code knows better.
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -220,11 +222,23 @@ def requirements(text: str, tests: Path | None = None) -> str:
     return ROW.sub(filled, text)
 
 
+# The gateway's OpenAPI document ------------------------------------------------------------------------
+
+
+def gateway_openapi(_: str) -> str:
+    """docs/openapi/gateway.json, from the tables the gateway answers by."""
+    openapi = importlib.import_module("gateway.domain.openapi")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    made = msgspec.json.encode(openapi.document(project["version"]))
+    return msgspec.json.format(made, indent=1).decode() + "\n"
+
+
 DOCUMENTS: Final[Mapping[str, Callable[[str], str]]] = {
     "configuration.md": configuration,
     "permissions.md": permissions,
     "concepts.md": concepts,
     "requirements.md": requirements,
+    "openapi/gateway.json": gateway_openapi,
 }
 
 

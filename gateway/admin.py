@@ -1,4 +1,4 @@
-"""Answers what the gateway itself is asked: models and their standing, health, numbers, timelines, preflights.
+"""Answers what the gateway itself is asked: models and their standing, health, numbers, timelines, its description, preflights.
 
 All of it only reads: no scrape, probe or listing starts a model, wakes one or counts as a use.
 """
@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qs
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
+from gateway import description
 from gateway.domain.adaptertable import AdapterEntry
 from gateway.domain.admission import unknown
 from gateway.domain.answers import Answer, answer
@@ -19,7 +20,7 @@ from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.oncards import is_served, missing_card, not_served
 from gateway.domain.rights import forbidden, visible
-from gateway.domain.status import adapter_card, list_body, model_card, model_list
+from gateway.domain.status import Readiness, adapter_card, list_body, model_card, model_list
 from gateway.domain.table import Table
 from gateway.gateway import Gateway
 from gateway.http.messages import Request, Responder
@@ -58,6 +59,9 @@ class Admin:
                 page = await (self.metrics_page or self._metrics.page)()
                 await respond.send(200, ((b"content-type", CONTENT_TYPE),), page)
                 return 200
+            case "openapi":
+                await respond.send(200, (JSON,), description.page())
+                return 200
             case "timeline":
                 return await self._timeline(request, respond)
             case "models":
@@ -86,18 +90,16 @@ class Admin:
     async def _readyz(self, respond: Responder) -> int:
         gateway = self._gateway
         ready = gateway.table is not None and not gateway.draining
-        return await _json(
-            respond,
-            200 if ready else 503,
-            {
-                "ready": ready,
-                "synced": gateway.synced,
-                "connected": gateway.is_connected(),
-                "draining": gateway.draining,
-                "position": gateway.table.position if gateway.table is not None else None,
-                "broken": dict(gateway.table.broken) if gateway.table is not None else {},
-            },
+        table = gateway.table
+        body = Readiness(
+            ready=ready,
+            synced=gateway.synced,
+            connected=gateway.is_connected(),
+            draining=gateway.draining,
+            position=None if table is None else table.position,
+            broken={} if table is None else dict(table.broken),
         )
+        return await _json(respond, 200 if ready else 503, body)
 
     async def _timeline(self, request: Request, respond: Responder) -> Answer | int:
         if not is_loopback(request.peer):
@@ -242,6 +244,6 @@ class Admin:
         }
 
 
-async def _json(respond: Responder, status: int, body: Mapping[str, object]) -> int:
+async def _json(respond: Responder, status: int, body: Mapping[str, object] | Struct) -> int:
     await respond.send(status, (JSON,), msgspec.json.encode(body))
     return status

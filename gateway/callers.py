@@ -17,6 +17,7 @@ _OPEN: Final[frozenset[Kind]] = frozenset(
         "preflight",
         "healthz",
         "readyz",
+        "openapi",
         # Shown to this machine alone (gateway/admin.py).
         "timeline",
         # These say what is wrong with the address, whoever asked.

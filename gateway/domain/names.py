@@ -31,6 +31,7 @@ Kind = Literal[
     "readyz",
     "metrics",
     "timeline",
+    "openapi",
     "preflight",
     "method_not_allowed",
     "route_not_forwarded",
@@ -38,6 +39,8 @@ Kind = Literal[
     "bad_card_name",
     "not_found",
 ]
+
+OPENAPI: Final = "/openapi.json"
 
 _OWN: Final[dict[str, Kind]] = {
     "/v1/models": "models",
@@ -47,6 +50,7 @@ _OWN: Final[dict[str, Kind]] = {
     "/readyz": "readyz",
     "/metrics": "metrics",
     "/yard/timeline": "timeline",
+    OPENAPI: "openapi",
 }
 
 _MODEL_PREFIX: Final = "/v1/models/"

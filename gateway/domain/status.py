@@ -76,6 +76,18 @@ class ModelList(Struct, frozen=True, kw_only=True):
     stale: bool = False
 
 
+class Readiness(Struct, frozen=True, kw_only=True):
+    """The body of `GET /readyz`. `position`: the last event applied, None before there is a table; `broken`: what
+    could not be read, and why."""
+
+    ready: bool
+    synced: bool
+    connected: bool
+    draining: bool
+    position: int | None
+    broken: dict[str, str]
+
+
 def model_card(
     table: Table,
     entry: ModelEntry,

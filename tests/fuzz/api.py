@@ -24,13 +24,18 @@ from events.ids import new_id
 from events.log import Draft
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
+from gateway.domain.places import BY_ID, ENGINE_PATHS
 from schemas.commands import Command, KeyCreate, ModelAdd
+from schemas.key import KeyCreated
 from schemas.node import CardInfo, EngineInfo, Node, NodeStarted
 from tests.hub.contents import Held
 from tests.hub.server import Hub
 from tests.support.aio import until
 from tests.support.controlplanes import FAST, TOKEN, leads, running
+from tests.support.gateway_keys import a_key, text_of
+from tests.support.gateway_yard import memory_yard
 from tests.support.openapi import attack
+from tests.support.scripted import scripted
 
 CHECKS: Final = (
     "not_a_server_error",
@@ -102,8 +107,25 @@ async def controlplane(folder: Path) -> AsyncIterator[list[str]]:
             ]
 
 
+@asynccontextmanager
+async def gateway(folder: Path) -> AsyncIterator[list[str]]:
+    """A gateway that wants keys, with a model on a scripted engine that has every endpoint; the words for `attack`."""
+    with scripted(model="my-model") as endpoint:
+        async with memory_yard(folder) as yard:
+            await yard.model("my-model", aliases=("an alias",))
+            paths = (*ENGINE_PATHS, *BY_ID)
+            await yard.replica(None, endpoint=endpoint, model="my-model", paths=paths)
+            key = a_key()
+            await yard.put("key", (key.id,), KeyCreated(by="anna"), key)
+            running = await yard.gateway()
+            yield [
+                f"http://127.0.0.1:{running.port}/openapi.json",
+                *("--header", f"Authorization: Bearer {text_of()}"),
+            ]
+
+
 Door = Callable[[Path], AbstractAsyncContextManager[list[str]]]
-DOORS: Final[dict[str, Door]] = {"controlplane": controlplane}
+DOORS: Final[dict[str, Door]] = {"controlplane": controlplane, "gateway": gateway}
 
 
 async def fuzz(door: Door, folder: Path, *options: str) -> tuple[int, str]:

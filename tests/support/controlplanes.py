@@ -161,7 +161,7 @@ def described() -> Described:
     )
     # Through JSON, for the defaults in it are structs of ours.
     document = msgspec.json.decode(msgspec.json.encode(application.openapi_schema.to_schema()))
-    return Described(document, error="ErrorBody", beside=("/schema", "/mirror/"))
+    return Described(document, errors=("ErrorBody",), beside=("/schema", "/mirror/"))
 
 
 @contextlib.asynccontextmanager

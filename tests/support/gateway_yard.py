@@ -8,16 +8,19 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from events.log import Draft, StoredCommand
 from events.memory import MemoryLog, MemoryWire
 from events.memory_broker import MemoryBroker
 from events.secrets import engine_key, node_secret
 from events.subjects import event_subject
+from gateway import description
 from gateway.accesslog import AccessLog
 from gateway.app import RunningGateway, run_gateway
 from gateway.keys import engine_keys
@@ -30,6 +33,7 @@ from schemas.settings import GatewaySettings
 from tests.support.aio import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.gateway_world import NOW, Story, a_replica
+from tests.support.openapi import Described
 
 YARD_SECRET = "a-secret-of-this-test"
 
@@ -128,7 +132,9 @@ class Yard:
         return await self.stack.enter_async_context(self.own_gateway(id, **settings))
 
     def client(self, gateway: RunningGateway, **fields: Any) -> httpx.AsyncClient:
+        """One whose answers must be those that the gateway's own description allows."""
         fields.setdefault("timeout", 20.0)
+        fields.setdefault("event_hooks", {"response": [described().hook]})
         return httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", **fields)
 
     async def activates(self) -> list[StoredCommand]:
@@ -164,6 +170,14 @@ class Yard:
             return table is not None and table.position >= seq
 
         await until(there, f"event {seq} to be applied")
+
+
+@cache
+def described() -> Described:
+    """What the gateway says of itself."""
+    return Described(
+        msgspec.json.decode(description.page()), errors=("ErrorBody", "AnthropicError")
+    )
 
 
 @asynccontextmanager
