@@ -93,6 +93,9 @@ def test_a_path_with_an_id_is_told_from_a_list() -> None:
     assert found.operation("GET", "/v1/nothing") is None
 
 
+@pytest.mark.timeout(
+    180
+)  # seconds on a quiet machine; it works on one processor, and so does the door
 def test_whatever_is_asked_the_answer_is_one_of_those_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,9 +103,7 @@ def test_whatever_is_asked_the_answer_is_one_of_those_described(
     monkeypatch.setattr(api, "DEFAULT_WAIT_S", 0.01)
     monkeypatch.setattr(api, "LONGEST_WAIT_S", 0.02)
     # All states are asked for in the same way: three kinds are enough here, `make fuzz-api` asks for all.
-    some = (
-        r"/v1/(models|keys|cards|usage|doctor|plan|place|registry)|/(healthz|readyz|metrics)"
-    )
+    some = r"/v1/(models|keys|cards|usage|doctor|plan|place|registry)|/(healthz|readyz|metrics)"
 
     async def story() -> None:
         status, said = await fuzz(
@@ -113,4 +114,4 @@ def test_whatever_is_asked_the_answer_is_one_of_those_described(
         assert status == 0, said
         assert " passed" in said, said
 
-    run(story(), 55)
+    run(story(), 150)
