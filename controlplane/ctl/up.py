@@ -28,6 +28,7 @@ from controlplane.ctl.supervisor import (
     bury_orphans,
     python_argv,
 )
+from controlplane.ctl.uplisten import gateway_host
 from events.secrets import (
     api_token_path,
     read_secret,
@@ -235,7 +236,17 @@ def _said_of_the_node(config: Path | None) -> frozenset[str]:
     return frozenset(section) if isinstance(section, dict) else frozenset()
 
 
-def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, ServiceSpec]:
+def _listening_host(config: Path | None) -> str:
+    """Where gateways listen, by the settings. Raises UpError."""
+    try:
+        return gateway_host(load(config).gateway.listen)
+    except (SettingsError, ValueError) as error:
+        raise UpError(str(error)) from error
+
+
+def _specs(
+    yard: Yard, options: UpOptions, configuration: Path, *, listening_host: str = HOST
+) -> dict[str, ServiceSpec]:
     data = yard.data
     logs = data / "logs"
     config = ["--config", str(options.config.absolute())] if options.config else []
@@ -299,7 +310,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
                 f"gateway-{n}",
                 "gateway",
                 "--listen",
-                f"{HOST}:{port}",
+                f"{listening_host}:{port}",
                 "--id",
                 f"gw-{n}",
                 orphan_signal=signal.SIGKILL,
@@ -312,7 +323,7 @@ def _specs(yard: Yard, options: UpOptions, configuration: Path) -> dict[str, Ser
             "gateway",
             "gateway",
             "--listen",
-            f"{HOST}:{yard.gateway_port}",
+            f"{listening_host}:{yard.gateway_port}",
             "--id",
             "gw-1",
             *([] if options.workers is None else ["--workers", str(options.workers)]),
@@ -397,10 +408,7 @@ class RunningYard:
 async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningYard:
     """Starts everything and returns once a node registered. On failure nothing is left running."""
     data = options.data
-    try:
-        load(options.config)
-    except SettingsError as error:
-        raise UpError(str(error)) from error
+    host = _listening_host(options.config)
     patience = PATIENCE_S if _old_services(data) else 0.0
     await _wait_for_agent_folder(data, patience)
     gateway_port, api_port, nats_port = await _choose_ports(options, patience, say)
@@ -418,7 +426,7 @@ async def start_yard(options: UpOptions, say: Callable[[str], None]) -> RunningY
         more_api_ports=tuple(others[1 + more[0] :]),
     )
     try:
-        specs = _specs(yard, options, configuration)
+        specs = _specs(yard, options, configuration, listening_host=host)
     except ServerMissing as error:
         raise UpError(str(error)) from error
 
