@@ -193,7 +193,9 @@ class Pool:
             else:
                 self._end(opening, ConnectFailed(f"no connection to the engine: {problem}"))
         except asyncio.CancelledError:
-            # Cancelled by whoever failed it, or by the end of everything.
+            # Cancelled by whoever failed it, or by the end of everything. uvloop closes one that stood by then and
+            # tells it nothing: it would be among ours for ever, and the end of the gateway wait for it.
+            self._lost(connection)
             self._end(opening, ConnectFailed("the attempt to connect was given up"))
             raise
         except Exception as problem:  # noqa: BLE001 - the request that asked raises it

@@ -16,6 +16,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
 from gateway.http.pool import Pool
 from tests.support.aio import run, until
+from tests.support.http_wire import LOOPS, run_on
 
 
 @contextmanager
@@ -100,12 +101,13 @@ def test_an_abort_ends_an_attempt_at_every_stage() -> None:
     run(story())
 
 
-def test_who_is_cancelled_leaves_no_connection() -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_who_is_cancelled_leaves_no_connection(loop: str) -> None:
     async def story() -> None:
         with a_door() as endpoint:
             pool = pool_at(endpoint)
             # Before it began, while it is being made, and when it just stood.
-            for rounds in range(6):
+            for rounds in range(10):
                 asked = asyncio.ensure_future(pool.connect(Exchange()))
                 for _ in range(rounds):
                     await asyncio.sleep(0)
@@ -116,7 +118,7 @@ def test_who_is_cancelled_leaves_no_connection() -> None:
                 await until(lambda: not pool._openings and not pool.connections, "nothing left")
             await ended(pool)
 
-    run(story())
+    run_on(loop, story())
 
 
 def test_who_is_cancelled_when_the_connection_just_stood_leaves_none() -> None:
