@@ -48,6 +48,7 @@ async def show_usage(
         print_json(found)
         return
     apart = [name for name in BY if name in by]
+    found.sort(key=lambda total: tuple(_order(total, name) for name in apart))
     print_table(
         (*apart, *SUMS),
         (columns(total, apart) for total in found),
@@ -92,6 +93,14 @@ def _named(total: Row, name: str) -> str:
         # Names are given anew when a key is over; the id says which it was.
         return f"{total['key_name']} ({value})" if total["key_name"] else value or "without a key"
     return value or "-"
+
+
+def _order(total: Row, name: str) -> tuple[str, str]:
+    """Keys stand by their names, as people look for them; those without a key first."""
+    if name == "day":
+        return str(total["day"]), ""
+    value = str(total["row"][name])
+    return (str(total["key_name"]).casefold(), value) if name == "key" else (value, "")
 
 
 def _mean(sum_ms: int, count: int) -> str:

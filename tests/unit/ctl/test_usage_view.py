@@ -112,6 +112,28 @@ def test_what_is_asked_is_asked_of_the_api(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_keys_stand_by_their_names_and_their_models_beside_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = [
+        total("Zoe", key="a", model="m"),
+        total("", key="", model="m"),
+        total("adam", key="z", model="n"),
+        total("adam", key="z", model="m"),
+        total("adam", key="b", model="m"),
+    ]
+    show(told)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split("  ")[0].strip() for line in lines] == [
+        "without a key",
+        "adam (b)",
+        "adam (z)",
+        "adam (z)",
+        "Zoe (a)",
+    ]
+    assert [line.split()[2] for line in lines[2:4]] == ["m", "n"]
+
+
 def test_nothing_used_is_a_sentence_and_json_an_empty_list(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
