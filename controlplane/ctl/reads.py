@@ -181,7 +181,8 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
     leader = doctor.get("leader")
     who = f"{leader['instance']} (term {leader['term']})" if leader else "nobody"
     print(f"leader   {who}")
-    print(f"log      sequence {doctor.get('log_seq')}")
+    seq = doctor.get("log_seq")
+    print(f"log      sequence {'unknown' if seq is None else seq}")
     findings = doctor.get("findings", [])
     print(f"ready    {'yes' if not findings else 'no'}")
     for finding in findings:
