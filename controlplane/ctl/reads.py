@@ -58,7 +58,8 @@ async def list_models(api: Api, output: str) -> None:
 
 
 def model_row(model: Row, replicas: list[Row], activations: list[Row]) -> tuple[str, ...]:
-    """`state` is that of the replicas when there are any, else of the demand."""
+    """`state` is that of the replicas when there are any, else of the demand; `replicas` how many are ready of those
+    there are, or shall be."""
     own = [r for r in replicas if r["model"] == model["name"]]
     live = [r for r in own if r["phase"] not in TERMINAL_PHASES]
     ready = sum(r["phase"] == "ready" for r in live)
@@ -74,7 +75,7 @@ def model_row(model: Row, replicas: list[Row], activations: list[Row]) -> tuple[
         model["name"],
         mode(scaling),
         state,
-        f"{ready}/{len(live)}",
+        f"{ready}/{max(len(live), scaling.get('min', 0))}",
         ", ".join(p["name"] for p in model.get("profiles", [])),
         ", ".join(model.get("aliases", [])),
     )

@@ -229,6 +229,9 @@ MODEL = {
 }
 
 
+KEPT = MODEL | {"scaling": {"min": 2, "max": 2}}
+
+
 @pytest.mark.parametrize(
     ("model", "phases", "demand", "expected"),
     [
@@ -236,6 +239,8 @@ MODEL = {
         (MODEL, ["ready", "starting"], "ready", ("a", "0..2", "ready", "1/2", "cpu", "x")),
         (MODEL, ["starting", "failed"], "loading", ("a", "0..2", "starting", "0/1", "cpu", "x")),
         (MODEL, [], "refused", ("a", "0..2", "refused", "0/0", "cpu", "x")),
+        (KEPT, ["ready"], "ready", ("a", "2", "ready", "1/2", "cpu", "x")),
+        (KEPT, ["ready"] * 3, "ready", ("a", "2", "ready", "3/3", "cpu", "x")),
         (MODEL | {"scaling": {}}, [], "idle", ("a", "off", "off", "0/0", "cpu", "x")),
     ],
 )
