@@ -1,20 +1,16 @@
 """Builds worlds for tests, and plays a yard in memory: a pure model of agents, engines and gateways.
 
-`Yard` carries out the leader's decisions as the real parts would, on a clock that only `advance` moves.
-It checks on the way what must always hold of decisions; it decides nothing the leader decides.
+`Yard` carries out the leader's decisions as the real parts would, on a clock that only `advance` moves; its agents are
+tests/support/world_agents.py's, its log tests/support/world_log.py's. It decides nothing the leader decides.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-
-from msgspec.structs import replace
+from datetime import datetime, timedelta
 
 from controlplane.domain import step
-from controlplane.domain.activation import TRANSITIONS
 from controlplane.domain.decision import (
     AgentLive,
-    Change,
     Decision,
     GatewayLive,
     Ids,
@@ -23,41 +19,20 @@ from controlplane.domain.decision import (
     Step,
 )
 from controlplane.domain.index import StepIndex
-from controlplane.domain.world import World
-from events.log import Recorded, StoredCommand
-from events.subjects import command_subject, event_subject
+from events.log import StoredCommand
+from events.subjects import command_subject
 from schemas.activation import PENDING_PHASES, Activation
 from schemas.beacons import EngineCounters
-from schemas.card import Card, CardLeased, CardMeasured, CardReleased, Lease
-from schemas.commands import (
-    Command,
-    CommandAccepted,
-    CommandBody,
-    CommandRejected,
-    ModelActivate,
-    Outcome,
-)
-from schemas.messages import Event, State, tag_of
-from schemas.model import Model, ModelAdded, Profile, Scaling
-from schemas.node import CardInfo, Node, NodeStarted, NodeState, NodeStopped
+from schemas.commands import Command, CommandBody, ModelActivate, Outcome
+from schemas.model import Model, Profile, Scaling
+from schemas.node import NodeState
 from schemas.plan import PlanItem
 from schemas.record import Record
-from schemas.replica import (
-    TERMINAL_PHASES,
-    Replica,
-    ReplicaDraining,
-    ReplicaFailed,
-    ReplicaFetching,
-    ReplicaReady,
-    ReplicaRefused,
-    ReplicaStarting,
-    ReplicaStopped,
-    ReplicaWithdrawn,
-)
+from schemas.replica import Replica
 from schemas.settings import ControlplaneSettings
+from tests.support.world_agents import ActingYard
+from tests.support.world_log import GIB, T0, Stream
 
-GIB = 1024**3
-T0 = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = ControlplaneSettings()
 
 
@@ -106,181 +81,26 @@ def counting_ids(counts: dict[str, int] | None = None) -> Ids:
 
 
 @dataclass
-class Engine:
-    """How engines of one model behave: seconds to fetch and to load, and whether the next starts fail."""
-
-    fetch_s: float = 0.0
-    load_s: float = 2.0
-    fail_code: str = "exited"
-    fails: int = 0
-    last_line: str = "error: out of luck"
-    measured_bytes: int | None = None
-    tells_counters: bool = False
-
-
-@dataclass
-class Stream:
-    """A request running on a replica until `ends_at`."""
-
-    model: str
-    replica: str
-    ends_at: datetime
-
-
-@dataclass
-class Yard:
+class Yard(ActingYard):
     """One yard: the world, its nodes and the requests in it. `gateways` are names that beacon."""
 
     settings: ControlplaneSettings = SETTINGS
-    now: datetime = T0
-    world: World = field(default_factory=World)
     counts: dict[str, int] = field(default_factory=lambda: {"r": 0, "d": 0, "i": 0})
     index: StepIndex | None = field(default_factory=StepIndex)
-    engines: dict[str, Engine] = field(default_factory=dict)
     gateways: list[str] = field(default_factory=lambda: ["gw1"])
     leading_since: datetime = T0 - timedelta(hours=1)
     silent: set[str] = field(default_factory=set)
-    silent_since: dict[str, datetime] = field(default_factory=dict)
     deaf_agents: set[str] = field(default_factory=set)
-    refuses: set[str] = field(default_factory=set)
-    streams: list[Stream] = field(default_factory=list)
     waiting: dict[str, list[datetime]] = field(default_factory=dict)
     last_use: dict[str, datetime] = field(default_factory=dict)
     stream_s: float = 0.5
     answered: list[tuple[datetime, str, str]] = field(default_factory=list)
     refused: list[tuple[datetime, str, str]] = field(default_factory=list)
     pending: list[StoredCommand] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    log: list[Recorded] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
     compares: bool = False
     dead_since: datetime | None = None
-    _seq: int = 0
     _command_seq: int = 0
-
-    # -- the log
-
-    def append(
-        self, noun: str, key: tuple[str, ...], event: Event, state: State | None, reason: str = ""
-    ) -> Recorded:
-        self._seq += 1
-        head = self.world.head(noun, *key)
-        recorded = Recorded(
-            seq=self._seq,
-            subject=event_subject(noun, *key),
-            noun=noun,
-            key=key,
-            id=f"e-{self._seq}",
-            type=tag_of(event),
-            time=self.now,
-            stored_at=self.now,
-            rev=head.rev + 1,
-            epoch=1,
-            actor="test",
-            reason=reason,
-            event=event,
-            state=state,
-        )
-        self.world.apply(recorded)
-        self.log.append(recorded)
-        return recorded
-
-    def events(self, noun: str | None = None) -> list[str]:
-        return [item.type for item in self.log if noun is None or item.noun == noun]
-
-    def carry_out(self, decision: Decision) -> None:
-        self.decisions.append(decision)
-        self.check(decision)
-        for change in decision.changes:
-            self.append(change.noun, change.key, change.event, change.state, change.reason)
-        outcome = decision.outcome
-        if outcome is not None:
-            event: CommandAccepted | CommandRejected = (
-                CommandAccepted(refs=outcome.refs)
-                if outcome.status == "accepted"
-                else CommandRejected(code=outcome.code or "")
-            )
-            self.append("command", (outcome.id,), event, outcome)
-
-    def check(self, decision: Decision) -> None:
-        """What holds of every decision: something changes, one event per subject, moves of the table."""
-        assert decision.changes or decision.outcome is not None, decision.what
-        subjects = [(c.noun, c.key) for c in decision.changes]
-        assert len(subjects) == len(set(subjects)), f"one subject twice: {decision.what}"
-        for change in decision.changes:
-            assert self.world.head(change.noun, *change.key).writable, decision.what
-            self._check_move(change)
-            self._check_progress(change, decision)
-
-    def _check_move(self, change: Change) -> None:
-        if change.noun != "activation" or not isinstance(change.state, Activation):
-            return
-        before = self.world.activations.get((change.key[0], change.key[1]))
-        phase = before.phase if before is not None else None
-        assert TRANSITIONS[(phase, tag_of(change.event))] == change.state.phase
-        if change.state.phase == "refused":
-            assert change.state.reason, "a refusal names its reasons"
-            is_off = change.state.code == "model_off"
-            assert is_off or change.state.retry_at is not None, "and when to come back"
-
-    def _check_progress(self, change: Change, decision: Decision) -> None:
-        tables: dict[str, dict[object, object]] = {  # type: ignore[assignment]
-            "activation": self.world.activations,
-            "plan": self.world.plans,
-            "record": self.world.records,
-            "nodestate": self.world.nodestates,
-            "model": self.world.models,
-        }
-        key = change.key[0] if len(change.key) == 1 else change.key
-        before = tables[change.noun].get(key)
-        if decision.outcome is None:
-            assert before != change.state, f"nothing changes: {decision.what}"
-
-    # -- who is there
-
-    def node(
-        self,
-        id_: str = "n1",
-        cards: dict[str, float] | None = None,
-        *,
-        kind: str = "gpu",
-        allow_commands: bool = True,
-    ) -> "Yard":
-        """A node whose cards have so many GiB."""
-        given = cards if cards is not None else {"gpu0": 8}
-        infos = tuple(
-            CardInfo(id=card, kind=kind, memory_bytes=int(gib * GIB))  # type: ignore[arg-type]
-            for card, gib in given.items()
-        )
-        self.append(
-            "node",
-            (id_,),
-            NodeStarted(),
-            Node(
-                id=id_,
-                running=True,
-                started_at=self.now,
-                cards=infos,
-                allow_commands=allow_commands,
-                epoch=1,
-            ),
-        )
-        for info in infos:
-            self.append(
-                "card",
-                (id_, info.id),
-                CardMeasured(used_bytes=0),
-                Card(node=id_, id=info.id, kind=info.kind, memory_bytes=info.memory_bytes, rev=1),
-            )
-        return self
-
-    def add(self, *entries: Model) -> "Yard":
-        for order, entry in enumerate(entries):
-            self.append("model", (entry.name,), ModelAdded(by="test"), replace(entry, order=order))
-        return self
-
-    def engine(self, name: str) -> Engine:
-        return self.engines.setdefault(name, Engine())
 
     # -- what the leader hears
 
@@ -414,187 +234,6 @@ class Yard:
             elif answer.consumed is None:
                 return made
         raise AssertionError(f"no rest: {[d.what for d in made[-6:]]}")
-
-    # -- agents and engines
-
-    def act(self) -> bool:
-        """Every agent does what is to be done now, once per item; True when something was."""
-        before = self._seq
-        for node in sorted(self.world.nodes):
-            if node in self.silent_since or not self.world.nodes[node].running:
-                continue
-            plan = self.world.plans.get(node)
-            items = plan.items if plan is not None else ()
-            for item in items:
-                self._act_on(node, item)
-            known = {item.replica for item in items}
-            for replica in list(self.world.replicas.values()):
-                gone = replica.node == node and replica.id not in known
-                if gone and replica.phase not in TERMINAL_PHASES:
-                    self._stop(replica)
-        return self._seq != before
-
-    def _act_on(self, node: str, item: PlanItem) -> None:
-        replica = self.world.replicas.get(item.replica)
-        if replica is None:
-            if item.stop is not None:
-                self._tell(self._fresh(node, item, "withdrawn"), ReplicaWithdrawn())
-            else:
-                self._start(node, item)
-            return
-        if replica.phase in TERMINAL_PHASES:
-            return
-        if item.stop is not None:
-            if replica.phase == "fetching":
-                self._tell(replace(replica, phase="withdrawn"), ReplicaWithdrawn())
-                self._release(replica)
-            elif item.stop.force or replica.phase == "starting":
-                self._stop(replica)
-            elif replica.phase == "ready" and replica.taken_back != item.stop.decision:
-                self._tell(
-                    replace(replica, phase="draining", stop_decision=item.stop.decision),
-                    ReplicaDraining(decision=item.stop.decision),
-                )
-            elif replica.phase == "draining":
-                self._drain(replica, item)
-            return
-        if replica.phase == "draining":
-            self._tell(replace(replica, phase="ready", stop_decision=None), ReplicaReady())
-        elif replica.phase == "fetching":
-            self._fetch(replica)
-        elif replica.phase == "starting":
-            self._load(replica)
-
-    def _drain(self, replica: Replica, item: PlanItem) -> None:
-        assert item.stop is not None
-        if not any(s.replica == replica.id for s in self.streams):
-            self._stop(replica)
-        elif (self.now - replica.since).total_seconds() >= item.stop.drain_timeout_s:
-            if item.stop.take_back:
-                self._tell(
-                    replace(
-                        replica,
-                        phase="ready",
-                        stop_decision=None,
-                        taken_back=item.stop.decision,
-                    ),
-                    ReplicaReady(taken_back=item.stop.decision),
-                )
-            else:
-                self.streams = [s for s in self.streams if s.replica != replica.id]
-                self._stop(replica)
-
-    def _start(self, node: str, item: PlanItem) -> None:
-        card = self.world.cards[(node, item.cards[0])]
-        used = sum(lease.memory_bytes for lease in card.leases)
-        if used + item.memory_bytes > card.memory_bytes or item.launch.model in self.refuses:
-            fresh = self._fresh(node, item, "refused")
-            self._tell(
-                replace(fresh, card_revs={card.id: card.rev}, reason="no room on the card"),
-                ReplicaRefused(card_revs={card.id: card.rev}),
-            )
-            return
-        lease = Lease(
-            holder=item.replica, memory_bytes=item.memory_bytes, fence=card.rev, since=self.now
-        )
-        self._card(
-            replace(card, rev=card.rev + 1, leases=(*card.leases, lease)),
-            CardLeased(holder=item.replica, memory_bytes=item.memory_bytes, fence=card.rev),
-        )
-        if self.engine(item.launch.model).fetch_s > 0:
-            self._tell(
-                self._fresh(node, item, "fetching"), ReplicaFetching(source=item.launch.source)
-            )
-            return
-        fresh = replace(self._fresh(node, item, "starting"), started_at=self.now)
-        self._tell(fresh, ReplicaStarting(port=20000))
-
-    def _fetch(self, replica: Replica) -> None:
-        if (self.now - replica.since).total_seconds() >= self.engine(replica.model).fetch_s:
-            starting = replace(replica, phase="starting", started_at=self.now)
-            self._tell(starting, ReplicaStarting(port=20000))
-
-    def _load(self, replica: Replica) -> None:
-        engine = self.engine(replica.model)
-        assert replica.started_at is not None
-        took = (self.now - replica.started_at).total_seconds()
-        if took < engine.load_s:
-            return
-        if engine.fails > 0:
-            engine.fails -= 1
-            self.fail(replica.id, code=engine.fail_code, last_line=engine.last_line)
-            return
-        self._tell(
-            replace(
-                replica,
-                phase="ready",
-                ready_at=self.now,
-                was_ready=True,
-                load_s=took,
-                endpoint="http://127.0.0.1:20000",
-                measured_memory_bytes=engine.measured_bytes,
-            ),
-            ReplicaReady(load_s=took),
-        )
-
-    def _fresh(self, node: str, item: PlanItem, phase: str) -> Replica:
-        kind = self.world.cards[(node, item.cards[0])].kind
-        return Replica(
-            id=item.replica,
-            node=node,
-            model=item.launch.model,
-            incarnation=item.launch.incarnation,
-            profile=item.launch.profile,
-            revision=item.launch.revision,
-            engine=item.launch.engine,
-            phase=phase,  # type: ignore[arg-type]
-            since=self.now,
-            epoch=1,
-            cards=item.cards,
-            card_kind=kind,
-            memory_bytes=item.memory_bytes,
-        )
-
-    def _tell(self, replica: Replica, event: Event) -> None:
-        self.append("replica", (replica.node, replica.id), event, replace(replica, since=self.now))
-
-    def _card(self, card: Card, event: Event) -> None:
-        self.append("card", (card.node, card.id), event, card)
-
-    def _stop(self, replica: Replica) -> None:
-        self._tell(replace(replica, phase="stopped", endpoint=None), ReplicaStopped())
-        self._release(replica)
-
-    def fail(self, id_: str, code: str = "exited", last_line: str = "error: out of luck") -> None:
-        """The engine ends by itself; its memory comes back."""
-        replica = self.world.replicas[id_]
-        self.streams = [s for s in self.streams if s.replica != id_]
-        self._tell(
-            replace(replica, phase="failed", code=code, last_line=last_line, endpoint=None),
-            ReplicaFailed(code=code),
-        )
-        self._release(replica)
-
-    def _release(self, replica: Replica) -> None:
-        for name in replica.cards:
-            card = self.world.cards[(replica.node, name)]
-            held = [lease for lease in card.leases if lease.holder == replica.id]
-            if held:
-                rest = tuple(lease for lease in card.leases if lease.holder != replica.id)
-                self._card(
-                    replace(card, rev=card.rev + 1, leases=rest),
-                    CardReleased(holder=replica.id, memory_bytes=held[0].memory_bytes),
-                )
-
-    def accept_again(self, *names: str) -> None:
-        """What the agents refused for is over: each of their cards changes with it."""
-        self.refuses -= set(names)
-        for card in list(self.world.cards.values()):
-            self._card(replace(card, rev=card.rev + 1), CardMeasured(used_bytes=0))
-
-    def stop_agent(self, node: str) -> None:
-        state = self.world.nodes[node]
-        self.append("node", (node,), NodeStopped(), replace(state, running=False))
 
     # -- requests
 
