@@ -95,7 +95,7 @@ def print_fields(value: Mapping[str, Any], indent: str = "") -> None:
         if isinstance(field, dict):
             print(f"{indent}{name}:")
             print_fields(field, indent + "  ")
-        elif isinstance(field, list) and any(_takes_a_line(item) for item in field):
+        elif isinstance(field, list | tuple) and any(_takes_a_line(item) for item in field):
             print(f"{indent}{name}:")
             for item in field:
                 if isinstance(item, dict):
@@ -104,16 +104,17 @@ def print_fields(value: Mapping[str, Any], indent: str = "") -> None:
                 else:
                     print(f"{indent}  - {item}")
         else:
-            text = ", ".join(map(str, field)) if isinstance(field, list) else _plain(name, field)
+            many = isinstance(field, list | tuple)
+            text = ", ".join(map(str, field)) if many else _plain(name, field)
             print(f"{indent}{name + ':':<{width + 1}} {text}")
 
 
 def _told(value: Any) -> bool:
-    return value is not None and value not in ("", [], {})
+    return value is not None and value not in ("", [], (), {})
 
 
 def _takes_a_line(item: Any) -> bool:
-    return isinstance(item, dict | list) or (isinstance(item, str) and " " in item)
+    return isinstance(item, dict | list | tuple) or (isinstance(item, str) and " " in item)
 
 
 def _plain(name: str, value: Any) -> str:

@@ -221,6 +221,13 @@ def test_a_scale_without_max_keeps_exactly_min(
 
 # How it looks -----------------------------------------------------------------------------------------
 
+
+def test_what_a_command_says_of_itself_has_no_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    """An outcome that was read from the log holds tuples; one from the API, lists."""
+    show.print_fields({"id": "x", "refs": ("a", "b"), "lines": (), "problems": ("two words",)})
+    assert capsys.readouterr().out == "id:       x\nrefs:     a, b\nproblems:\n  - two words\n"
+
+
 MODEL = {
     "name": "a",
     "aliases": ["x"],
