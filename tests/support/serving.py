@@ -36,6 +36,7 @@ from schemas.node import CardInfo, EngineInfo, Node, NodeStarted
 from tests.support.worlds import GIB, Yard, counting_ids
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SHARDS = tuple(f"big/m-Q8_0-0000{n}-of-00003.gguf" for n in (1, 2, 3))
 
 
 def sha_of(path: str) -> str:
