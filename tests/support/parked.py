@@ -2,11 +2,9 @@
 
 from datetime import timedelta
 
-from controlplane.domain.index import StepIndex
-from controlplane.domain.scene import Scene
 from schemas.plan import PlanItem
 from tests.support.parking import ParkingYard
-from tests.support.worlds import counting_ids
+from tests.support.placing import scene_of
 
 
 def served(y: ParkingYard, name: str = "a") -> str:
@@ -40,20 +38,6 @@ def item_of(y: ParkingYard, id_: str) -> PlanItem:
     return next(item for _, item in y.items() if item.replica == id_)
 
 
-def scene(y: ParkingYard) -> Scene:
-    index = StepIndex()
-    index.sync(y.world)
-    heard = y.live()
-    return Scene(
-        world=y.world,
-        live=heard,
-        now=y.now,
-        ids=counting_ids(),
-        settings=y.settings,
-        index=index,
-    )
-
-
 def hold(y: ParkingYard, id_: str) -> str:
-    now = scene(y)
+    now = scene_of(y)
     return now.hold(now.index.items[id_])

@@ -1,149 +1,44 @@
-"""What is on a card decides its rank: leases, waiters, claims, a VM, stowaways, parked copies, and sets of cards."""
+"""What is on a card decides its rank: leases, waiters, claims, a VM, stowaways."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from controlplane.domain import placement, searching
-from controlplane.domain.index import StepIndex
-from controlplane.domain.placement import (
-    Claims,
-    Demand,
-    NoRoom,
-    Placed,
-    Verdict,
-    Wait,
-    candidates,
-    place,
-)
-from controlplane.domain.scene import ANY, Scene
+from controlplane.domain.placement import Demand, NoRoom, Placed, Wait, candidates
+from controlplane.domain.scene import ANY
 from schemas import cardstate
-from schemas.activation import ActivationIdle
-from schemas.card import CardMeasured, Claim, Lease, Stowaway, Vm, Waiter
+from schemas.card import Lease, Stowaway, Waiter
 from schemas.model import Model
 from schemas.node import NodeChanged
-from schemas.placement import Candidate
-from schemas.plan import Plan, PlanChanged, PlanItem, Stop
 from schemas.record import Measured, Record, RecordMeasured
-from schemas.replica import ReplicaParked
-from tests.support.worlds import GIB, T0, Yard, counting_ids, model, profile, yard
+from tests.support.placing import (
+    GAME,
+    VM,
+    all_of,
+    chosen,
+    on,
+    park,
+    parked_on_gpu1,
+    running,
+    scene_of,
+    two,
+    verdict,
+)
+from tests.support.worlds import GIB, T0, Yard, model, profile, yard
 
 LEASE = Lease(holder="l-1", memory_bytes=8 * GIB, fence=1, since=T0, kind="named", name="ann")
+
 WHOLE = replace(LEASE, exclusive=True)
-GAME = Claim(id="c-1", name="doom", kind="game", since=T0)
-VM = Vm(name="windows", since=T0)
+
 STOWAWAY = Stowaway(pid=7, name="blender", memory_bytes=GIB, since=T0)
+
 WAITER = Waiter(id="l-9", since=T0, memory_bytes=8 * GIB, name="bob", cards=("gpu0",))
-
-
-def on(y: Yard, card: str, node: str = "n1", **fields: Any) -> Yard:
-    """The card becomes so, in its agent's words."""
-    state = y.world.cards[(node, card)]
-    y._card(replace(state, rev=state.rev + 1, **fields), CardMeasured(used_bytes=0))
-    return y
-
-
-def scene_of(y: Yard) -> Scene:
-    index = StepIndex()
-    index.sync(y.world)
-    live = y.live()
-    return Scene(
-        world=y.world,
-        live=live,
-        now=y.now,
-        ids=counting_ids(),
-        settings=y.settings,
-        index=index,
-    )
-
-
-def two(name: str = "m", gib: float = 4, **fields: object) -> Model:
-    """One entry for each of two cards, gpu0 first."""
-    return model(
-        name,
-        profiles=[
-            profile("on-gpu0", gib, card=("n1/gpu0",), **fields),
-            profile("on-gpu1", gib, card=("n1/gpu1",), **fields),
-        ],
-    )
-
-
-def verdict(y: Yard, entry: Model, scope: str = ANY, claimed: Sequence[str] = ()) -> Verdict:
-    if entry.name not in y.world.models:
-        y.add(entry)
-    claims = Claims(frozenset(("n1", card) for card in claimed))
-    demand = Demand(model=y.world.models[entry.name], wanted_at=y.now, scope=scope)
-    return place(scene_of(y), demand, claims)
-
-
-def all_of(y: Yard, entry: Model, scope: str = ANY) -> tuple[Candidate, ...]:
-    if entry.name not in y.world.models:
-        y.add(entry)
-    demand = Demand(model=y.world.models[entry.name], wanted_at=y.now, scope=scope)
-    return candidates(scene_of(y), demand)
 
 
 def ranks(y: Yard, entry: Model, scope: str = ANY) -> list[tuple[str, int | None]]:
     return [("+".join(c.cards), c.rank) for c in all_of(y, entry, scope)]
-
-
-def running(y: Yard, name: str, card: str, gib: float = 4, **fields: Any) -> str:
-    """A model that runs on this card, was answered, and is past its residency; its replica."""
-    y.add(model(name, profiles=[profile(gib=gib, card=(f"n1/{card}",), **fields)], idle_s=0))
-    y.request(name)
-    y.until(lambda: y.ready(name), 20)
-    y.advance(12)
-    return y.ready(name)[0]
-
-
-def park(y: Yard, id_: str, residual_gib: float = 0.0, ram_gib: float = 4.0) -> str:
-    """The replica was drained and parked: what it keeps is on its cards, its weights are in RAM."""
-    replica = y.world.replicas[id_]
-    plan = y.world.plans[replica.node]
-    items: list[PlanItem] = []
-    for item in plan.items:
-        if item.replica == id_:
-            stop = Stop(decision="d-idle", reason="idle", decided_at=y.now, park="may")
-            items.append(replace(item, stop=stop))
-        else:
-            items.append(item)
-    y.append(
-        "plan",
-        (replica.node,),
-        PlanChanged(stopping=(id_,)),
-        Plan(node=replica.node, items=tuple(items)),
-    )
-    residual = int(residual_gib * GIB)
-    activation = y.world.activations[(replica.model, ANY)]
-    idle = replace(activation, phase="idle", replica=None, node=None)
-    y.append("activation", (replica.model, ANY), ActivationIdle(cause="idle"), idle)
-    for card in replica.cards:
-        state = y.world.cards[(replica.node, card)]
-        leases = tuple(
-            replace(lease, kind="parked", memory_bytes=residual) if lease.holder == id_ else lease
-            for lease in state.leases
-        )
-        on(y, card, replica.node, leases=leases)
-    y._tell(
-        replace(
-            replica,
-            phase="parked",
-            endpoint=None,
-            park_way="sleep",
-            parked_at=y.now,
-            residual_bytes=residual,
-            ram_bytes=int(ram_gib * GIB),
-        ),
-        ReplicaParked(way="sleep"),
-    )
-    return id_
-
-
-def chosen(found: Verdict) -> tuple[str, int]:
-    assert isinstance(found, Placed), found
-    return found.card, found.rank
 
 
 # -- the order of D
@@ -321,133 +216,13 @@ def test_req_d13_case_d_a_lease_is_asked_to_leave_before_anybody_queues_behind_a
 
 def test_req_d13_case_e_a_parked_copy_on_the_second_is_the_second() -> None:
     y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y)
+    id_ = parked_on_gpu1(y)
     found = verdict(y, two())
     assert chosen(found) == ("gpu1", 1)
     assert isinstance(found, Placed)
     assert found.resume is not None
     assert found.resume.item.replica == id_
     assert all_of(y, two())[0].resumes == id_
-
-
-def _parked_on_gpu1(y: Yard, residual_gib: float = 0.0) -> str:
-    """The model ran on gpu1 while gpu0 was taken, and was parked."""
-    on(y, "gpu0", claims=(GAME,))
-    y.add(two())
-    y.request("m")
-    y.until(lambda: y.ready("m"), 20)
-    y.advance(12)
-    [id_] = y.ready("m")
-    park(y, id_, residual_gib)
-    on(y, "gpu0", claims=())
-    return id_
-
-
-# -- parked copies (D16)
-
-
-def test_req_d16_a_parked_copy_on_a_held_card_comes_before_a_plain_drain() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y)
-    running(y, "x", "gpu0", 8)
-    running(y, "z", "gpu1", 8)
-    found = all_of(y, two())
-    assert [(c.cards[0], c.rank, c.resumes) for c in found[:2]] == [
-        ("gpu1", 4, id_),
-        ("gpu0", 4, ""),
-    ]
-    answer = verdict(y, two())
-    assert isinstance(answer, Wait)
-    assert [v.item.launch.model for v in answer.victims] == ["z"]
-
-
-def test_req_d16_a_parked_copy_on_a_kept_card_waits_and_a_free_card_is_taken_instead() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y)
-    on(y, "gpu1", vm=VM)
-    found = [(c.cards[0], c.rank, c.resumes) for c in all_of(y, two()) if c.rank is not None]
-    assert found == [("gpu0", 2, ""), ("gpu1", 5, id_)]
-
-
-def test_a_parked_copy_of_an_older_revision_does_not_come_back() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    _parked_on_gpu1(y)
-    y.add(two(args=("--ctx-size", "7")))
-    assert chosen(verdict(y, two())) == ("gpu0", 2)
-
-
-def test_a_refused_resume_is_out_until_the_card_changes() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y)
-    rev = y.world.cards[("n1", "gpu1")].rev
-    refused = replace(y.world.replicas[id_], card_revs={"gpu1": rev})
-    y._tell(refused, ReplicaParked(refused=True))
-    assert chosen(verdict(y, two())) == ("gpu0", 2)
-    assert "had no room for" in next(c.reason for c in all_of(y, two()) if c.resumes)
-    on(y, "gpu1")
-    assert chosen(verdict(y, two())) == ("gpu1", 1)
-
-
-def test_a_parked_copy_needs_no_more_than_it_has_not_yet() -> None:
-    y = yard(gpu0=8, gpu1=4)
-    _parked_on_gpu1(y, residual_gib=1)
-    assert chosen(verdict(y, two())) == ("gpu1", 1), "1 GiB of its 4 is its own"
-
-
-def test_a_resume_is_written_as_the_end_of_the_stop_under_the_same_id() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y)
-    y.request("m")
-    y.settle()
-    [(_, item)] = y.items("m")
-    assert (item.replica, item.stop) == (id_, None)
-    assert item.card_revs == {"gpu1": y.world.cards[("n1", "gpu1")].rev}
-    activation = y.activation("m")
-    assert (activation.phase, activation.replica) == ("placing", id_)
-    assert activation.report is not None
-    assert activation.report.chosen is not None
-    assert activation.report.chosen.resumes == id_
-
-
-def test_what_a_parked_engine_keeps_is_memory_and_no_hold() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    _parked_on_gpu1(y, residual_gib=2)
-    alone = model("alone", profiles=[profile(gib=6, card=("n1/gpu1",), exclusive=True)])
-    assert chosen(verdict(y, alone)) == ("gpu1", 2), "beside what is parked"
-    more = model("more", profiles=[profile(gib=7, card=("n1/gpu1",))])
-    found = verdict(y, more)
-    assert isinstance(found, Wait)
-    assert [v.item.launch.model for v in found.victims] == ["m"], (
-        "it ends, nothing else gives it back"
-    )
-
-
-def test_a_drained_parked_copy_is_ended_and_a_running_one_may_be_parked() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    id_ = _parked_on_gpu1(y, residual_gib=2)
-    y.add(model("more", profiles=[profile(gib=7, card=("n1/gpu1",))]))
-    y.request("more")
-    y.settle()
-    stop = y.items("m")[0][1].stop
-    assert y.items("m")[0][1].replica == id_
-    assert stop is not None
-    assert (stop.reason, stop.park, stop.for_model) == ("drain", "never", "more")
-    other = yard(gpu0=8)
-    running(other, "a", "gpu0", 8)
-    other.add(model("b", 8))
-    other.request("b")
-    other.settle()
-    stop = other.items("a")[0][1].stop
-    assert stop is not None
-    assert (stop.reason, stop.park) == ("drain", "may")
-
-
-def test_parked_copies_in_ram_are_room_for_a_start_there() -> None:
-    y = Yard().node("n1", {"cpu": 8}, kind="cpu")
-    y.settle()
-    copy = Lease(holder="r-old", memory_bytes=7 * GIB, fence=1, since=T0, kind="parked")
-    on(y, "cpu", leases=(copy,))
-    assert chosen(verdict(y, model("m", profiles=[profile(gib=6, card=("cpu",))]))) == ("cpu", 2)
 
 
 # -- what does not fit (D17), who is in the way, what waits (D18)
@@ -588,114 +363,6 @@ def test_a_card_that_left_its_node_is_no_candidate() -> None:
     y.append("node", ("n1",), NodeChanged(), replace(node, cards=node.cards[1:]))
     scene.index.sync(y.world)
     assert [c.cards[0] for c in candidates(scene, demand)] == ["gpu1"]
-
-
-# -- sets of cards
-
-
-def several(count: int, gib: float = 4, **fields: Any) -> Model:
-    return model("set", profiles=[profile(gib=gib, cards=count, **fields)])
-
-
-def test_a_set_is_the_best_cards_of_one_node_and_ranks_as_the_worst() -> None:
-    y = yard(gpu0=8, gpu1=8, gpu2=8)
-    running(y, "beside", "gpu0", 2)
-    found = verdict(y, several(2))
-    assert isinstance(found, Placed)
-    assert (found.cards, found.rank) == (("gpu1", "gpu2"), 2)
-    assert set(found.card_revs) == {"gpu1", "gpu2"}
-    three = verdict(y, replace(several(3), name="three"))
-    assert isinstance(three, Placed)
-    assert (set(three.cards), three.rank) == ({"gpu0", "gpu1", "gpu2"}, 3)
-
-
-def test_the_cards_of_a_set_are_never_of_two_nodes() -> None:
-    y = Yard().node("n1", {"gpu0": 8}).node("n2", {"gpu0": 8})
-    y.settle()
-    found = verdict(y, several(2))
-    assert isinstance(found, NoRoom)
-    assert found.report.misses[0].reason == "n1: needs 2 cards at once, 1 of 1 would do"
-
-
-def test_one_card_comes_before_several_of_the_same_rank() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    entry = model("m", profiles=[profile("pair", 4, cards=2), profile("one", 4)])
-    found = verdict(y, entry)
-    assert isinstance(found, Placed)
-    assert found.profile.name == "one"
-
-
-def test_memory_is_per_card_and_the_item_takes_both() -> None:
-    y = yard(gpu0=8, gpu1=8).add(several(2, 5))
-    y.request("set")
-    y.settle()
-    [(_, item)] = y.items("set")
-    assert (item.cards, item.memory_bytes) == (("gpu0", "gpu1"), 5 * GIB)
-    book = scene_of(y).index.book(y.world)
-    assert [book.rooms[("n1", c)].free_bytes for c in item.cards] == [3 * GIB, 3 * GIB]
-
-
-def test_a_set_drains_on_all_its_cards_and_spares_the_min_of_a_model() -> None:
-    y = yard(gpu0=8, gpu1=8)
-    one = running(y, "x", "gpu0", 8)
-    other = running(y, "z", "gpu1", 8)
-    found = verdict(y, several(2))
-    assert isinstance(found, Wait)
-    assert {v.item.replica for v in found.victims} == {one, other}
-    assert found.claimed == {("n1", "gpu0"), ("n1", "gpu1")}
-    twice = yard(gpu0=8, gpu1=8)
-    twice.add(model("two", 8, minimum=2, maximum=2, idle_s=0))
-    twice.until(lambda: len(twice.ready("two")) == 2, 30)
-    twice.advance(70)
-    left = replace(twice.world.models["two"].scaling, min=1)
-    twice.add(replace(twice.world.models["two"], scaling=left))
-    kept = verdict(twice, several(2))
-    assert isinstance(kept, Wait)
-    assert kept.victims == (), "one of the two has to stay"
-    assert kept.report.misses[0].victims == (), "and the other is not stopped for nothing"
-
-
-def test_a_card_that_was_asked_for_is_in_the_set() -> None:
-    y = yard(gpu0=8, gpu1=8, gpu2=8)
-    found = verdict(y, several(2), "n1~gpu2")
-    assert isinstance(found, Placed)
-    assert set(found.cards) == {"gpu0", "gpu2"}
-
-
-def test_a_set_with_a_kept_card_waits_for_it() -> None:
-    y = on(yard(gpu0=8, gpu1=8), "gpu1", vm=VM)
-    found = verdict(y, several(2))
-    assert isinstance(found, Wait)
-    assert (found.kept, found.waiting_for) == (True, ("vm windows",))
-
-
-def test_a_refused_set_is_tried_again_when_one_of_its_cards_changed() -> None:
-    y = yard(gpu0=8, gpu1=8).add(several(2))
-    y.refuses.add("set")
-    y.request("set")
-    y.turn()
-    assert [r.phase for r in y.world.replicas.values()] == ["refused"]
-    y.advance(5)
-    assert len(y.world.replicas) == 1, "nothing changed there"
-    y.refuses.clear()
-    on(y, "gpu0")
-    y.until(lambda: y.ready("set"), 10, "that card may be what was missing")
-
-
-def test_a_set_on_gpus_is_given_what_it_was_measured_to_need_there() -> None:
-    y = Yard().node("n1", {"gpu0": 8, "gpu1": 8, "cpu": 8})
-    node = y.world.nodes["n1"]
-    infos = tuple(replace(c, kind="cpu") if c.id == "cpu" else c for c in node.cards)
-    y.append("node", ("n1",), NodeChanged(fields=("cards",)), replace(node, cards=infos))
-    y._card(replace(y.world.cards[("n1", "cpu")], kind="cpu"), CardMeasured(used_bytes=0))
-    y.settle()
-    y.add(several(2, 2, card=("gpu",)))
-    used = Measured(profile="p", card_kind="gpu", memory_bytes=10 * GIB)
-    known = Record(model="set", incarnation="i-set", measured=(used,))
-    y.append("record", ("set",), RecordMeasured(replica="r-0", memory_bytes=1, load_s=1.0), known)
-    found = verdict(y, several(2, 2, card=("gpu",)))
-    assert isinstance(found, Placed)
-    assert (found.cards, found.memory_bytes) == (("gpu0", "gpu1"), 5 * GIB * 11 // 10)
 
 
 # -- two at once (D19), and a card's own URL at max
