@@ -7,8 +7,6 @@ from schemas.commands import ModelAdd
 from schemas.job import Job
 from tests.support.serving import llamacpp, serve_yard, shape
 
-# -- the catalog
-
 
 def test_req_c46_the_entry_is_the_one_a_person_would_write() -> None:
     y = serve_yard(engines=(llamacpp("llama"),))

@@ -6,8 +6,6 @@ from schemas import codes
 from tests.support.serving import COMMIT, SHARDS, join, llamacpp, repo, serve_yard, shape
 from tests.support.worlds import GIB
 
-# -- the check ahead of the download
-
 
 def test_req_c41_an_architecture_no_engine_loads_fails_before_the_download() -> None:
     y = serve_yard(engines=(llamacpp("llama", "qwen2", version="b6000"),))

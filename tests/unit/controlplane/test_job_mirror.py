@@ -9,8 +9,6 @@ from controlplane.domain.work import Fetch
 from schemas import codes
 from tests.support.serving import COMMIT, SHARDS, repo, serve_yard
 
-# -- the mirror
-
 
 def test_req_c29_files_are_fetched_at_the_pinned_commit() -> None:
     y = serve_yard()
