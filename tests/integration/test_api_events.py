@@ -181,12 +181,14 @@ def test_signs_of_life_come_while_nothing_happens(
 def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
     async def story(yard: Yard, client: httpx.AsyncClient) -> None:
         streams = yard.plane._streams
-        watching = len(yard.log.connection._watching)
+        watching = yard.log.connection._watching
+        # Its own: world, projection, usage and, a little after it leads, commands.
+        await until(lambda: len(watching) == 4, "the control plane's followers")
         for _ in range(20):
             async with lines(client, from_seq=1) as source:
                 await next_event(source)
         await until(lambda: streams._open == 0 and not streams._closers, "all streams closed")
-        assert len(yard.log.connection._watching) == watching
+        assert len(watching) == 4
 
     tell(tmp_path, story)
 
