@@ -15,7 +15,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
+from controlplane import api
 from controlplane.app import ControlPlane, new_decider
 from controlplane.candidate import Me
 from controlplane.identifiers import new_ids
@@ -60,7 +62,8 @@ async def controlplane(folder: Path) -> AsyncIterator[list[str]]:
     log = MemoryLog(broker)
     wire = MemoryWire(log.connection)
     admin = MemoryLog(broker, source="/ctl/anna")
-    with Hub() as hub:
+    # A position that is far ahead is asked for again and again; it shall not take five seconds each time.
+    with Hub() as hub, patch.multiple(api, DEFAULT_WAIT_S=0.01, LONGEST_WAIT_S=0.02):
         hub.repo("acme/Tiny").commit({"README.md": Held(b"# nothing to serve\n")})
         control = ControlPlane(
             events=log,

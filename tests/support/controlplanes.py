@@ -131,6 +131,7 @@ def plane(
 @contextlib.asynccontextmanager
 async def running(control: ControlPlane) -> AsyncIterator[ControlPlane]:
     """Runs it for the length of the block; a task of it that failed fails the test."""
+    described()  # it takes a second the first time, in which nothing else here would go on
     stopping = asyncio.Event()
     task = asyncio.create_task(control.run(stopping))
     listening = asyncio.create_task(control.listening.wait())
