@@ -135,7 +135,8 @@ def end_of_drain(known: Replica | None, replica_id: str) -> str | None:
 
 def _ended(after: Replica, replica_id: str) -> str:
     done = _ENDED.get(after.phase, "was stopped")
-    return f"the engine {replica_id} {done}" + (f": {after.reason}" if after.reason else "")
+    why = _WHY.get(after.reason, after.reason)
+    return f"the engine {replica_id} {done}" + (f": {why}" if why else "")
 
 
 def _goes_at_once(after: Replica | None) -> bool:
@@ -143,3 +144,15 @@ def _goes_at_once(after: Replica | None) -> bool:
 
 
 _ENDED: Final = {"failed": "failed", "parked": "was parked", "starting": "was parked"}
+
+_WHY: Final = {
+    "idle": "nobody used it any more",
+    "drain": "its node is drained",
+    "unload": "it was unloaded",
+    "changed": "its model's entry was changed",
+    "removed": "its model was removed",
+    "scaled_down": "fewer replicas are wanted",
+    "node": "its node is being stopped",
+    "lost": "the yard knows nothing of it any more",
+}
+"""The words of `StopReason` that are told alone, for people who do not know them."""

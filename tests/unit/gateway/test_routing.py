@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import timedelta
+from typing import get_args
 from urllib.parse import unquote
 
 import pytest
@@ -16,6 +17,7 @@ from gateway.domain.routing import (
     end_of_drain,
     loss_by_log,
 )
+from schemas.plan import StopReason
 from schemas.replica import Replica, ReplicaPhase
 from tests.support.gateway_world import NOW, a_replica
 
@@ -122,6 +124,17 @@ def test_an_answer_that_has_begun_ends_with_its_engine_and_says_why(
     phase: ReplicaPhase, told: str | None
 ) -> None:
     assert end_of_answers(a_replica(phase=phase, reason="claim doom"), "r-1") == told
+
+
+NOT_ALONE = ("park", "lease", "claim", "vm", "ram")
+"""Reasons that are told with what the replica makes way for, or after which it lives on."""
+
+
+@pytest.mark.parametrize("word", sorted(set(get_args(StopReason)) - set(NOT_ALONE)))
+def test_a_word_of_the_log_is_told_as_what_it_means(word: str) -> None:
+    told = end_of_answers(a_replica(phase="stopped", reason=word), "r-1")
+    assert told is not None
+    assert len(told.split(": ", 1)[1].split()) > 2, told
 
 
 def test_inv_1_a_forced_drain_ends_what_runs_there_before_the_engine_is_gone() -> None:
