@@ -124,4 +124,6 @@ def _describe(body: bytes, problem: msgspec.ValidationError) -> FieldsProblem:
         return _TOO_DEEP
     if not isinstance(parsed, dict):
         return FieldsProblem(message="The request body must be a JSON object.")
+    if param == "model":
+        return FieldsProblem(message="The field `model` must be a text.", param=param)
     return FieldsProblem(message=f"The request body does not fit: {text}.", param=param)

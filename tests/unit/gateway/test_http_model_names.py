@@ -115,7 +115,7 @@ def test_what_routing_needs_is_read() -> None:
         (b"{}", "model", "provide a model"),
         (b'{"model":null}', "model", "provide a model"),
         (b'{"model":""}', "model", "provide a model"),
-        (b'{"model":5}', "model", "Expected `str"),
+        (b'{"model":5}', "model", "must be a text"),
         (b'{"model":"m","stream":"yes"}', "stream", "bool"),
         (b"[]", None, "object"),
         (b"", None, "empty"),
