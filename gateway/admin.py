@@ -17,7 +17,7 @@ from gateway.domain.cards import CardRef
 from gateway.domain.cors import preflight_headers
 from gateway.domain.doors import is_loopback
 from gateway.domain.keytable import ANYBODY, Caller
-from gateway.domain.names import Place
+from gateway.domain.names import Place, place_of
 from gateway.domain.oncards import is_served, missing_card, not_served
 from gateway.domain.rights import forbidden, visible
 from gateway.domain.status import Readiness, adapter_card, list_body, model_card, model_list
@@ -82,10 +82,10 @@ class Admin:
             case "route_not_forwarded":
                 return answer(
                     "route_not_forwarded",
-                    f"The gateway does not pass {request.path} on to engines.",
+                    f"The gateway does not pass {request.path} on to engines{_meant(request)}",
                 )
             case "not_found" | "inference":
-                return answer("not_found", f"There is nothing at {request.path}.")
+                return answer("not_found", f"There is nothing at {request.path}{_meant(request)}")
 
     async def _readyz(self, respond: Responder) -> int:
         gateway = self._gateway
@@ -242,6 +242,14 @@ class Admin:
                 "Replicas that did not answer this gateway as they should.", len(gateway.ejections)
             ),
         }
+
+
+def _meant(request: Request) -> str:
+    """What to say of a client whose base URL has `/v1` once too few or too often; else the end of the sentence."""
+    path = request.path
+    other = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    meant = place_of(request.method, other).kind in ("inference", "models", "model")
+    return f"; did the base URL mean {other}?" if meant else "."
 
 
 async def _json(respond: Responder, status: int, body: Mapping[str, object] | Struct) -> int:

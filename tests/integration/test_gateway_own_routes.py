@@ -406,3 +406,26 @@ def test_metrics_count_by_catalog_model_and_code(tmp_path: Path) -> None:
                 assert f"yard_gateway_{name}" in text
 
     run(story())
+
+
+def test_a_base_url_with_v1_too_few_or_too_often_is_told_which_was_meant(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model()
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                for asked, status, meant in (
+                    ("/chat/completions", 404, "/v1/chat/completions"),
+                    ("/messages", 404, "/v1/messages"),
+                    ("/v1/v1/messages", 403, "/v1/messages"),
+                    ("/nothing", 404, None),
+                    ("/v1/moderations", 403, None),
+                    ("/v1/v1/moderations", 403, None),
+                ):
+                    answer = await client.post(asked, json=chat())
+                    assert answer.status_code == status
+                    message = answer.json()["error"]["message"]
+                    told = f"; did the base URL mean {meant}?"
+                    assert (told in message) if meant else ("base URL" not in message)
+
+    run(story())
