@@ -79,8 +79,9 @@ class Siblings:
             writer.write(END)
             async with asyncio.timeout(PATIENCE_S):
                 await writer.drain()
-        except (OSError, TimeoutError):
-            # It is gone, or does not read.
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # It is gone, or does not read, or this process ends: of its task nobody hears, and one that is cancelled
+            # would be told of as a fault of the library's.
             writer.transport.abort()
         finally:
             writer.close()

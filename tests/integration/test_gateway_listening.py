@@ -207,6 +207,33 @@ def test_who_asks_a_worker_for_its_numbers_and_does_not_read_them_is_left(
     run(story())
 
 
+def test_a_worker_that_ends_while_it_is_asked_has_no_fault_to_tell(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x 1\n"
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        worker = Siblings(tmp_path / "w", 1, endless)
+        await worker.open()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "w" / "1.sock")
+        await reader.readline()
+        # As the end of the process cancels whatever runs then.
+        (asked,) = (t for t in asyncio.all_tasks() if "Siblings._asked" in repr(t.get_coro()))
+        asked.cancel()
+        await asyncio.wait([asked])
+        while await reader.read(65536):
+            pass
+        writer.close()
+        await writer.wait_closed()
+        await worker.close()
+
+    run(story())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("address", "listen", "opens"),
     [
