@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -168,9 +169,23 @@ def parse_address(text: object) -> str:
     return str(text)
 
 
+def parse_url(text: object) -> str:
+    """An http or https URL itself, or nothing. Raises ValueError."""
+    try:
+        parts = urlsplit(text) if isinstance(text, str) else None
+        good = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        good = False
+    if text != "" and not good:
+        raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {text!r}")
+    return str(text)
+
+
 def _parser_of(field: str) -> Callable[[Any], Any] | None:
     if field == "listen":
         return parse_address
+    if field in ("otlp_endpoint", "mirror_url"):
+        return parse_url
     if field.endswith("_bytes"):
         return parse_bytes
     return parse_seconds if field.endswith("_s") else None

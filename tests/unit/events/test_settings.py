@@ -50,6 +50,11 @@ def test_the_cards_of_the_issue_are_understood(tmp_path: Path) -> None:
         ("gateway: {listen: here}\n", "gateway.listen: expected HOST:PORT"),
         ("gateway: {listen: '127.0.0.1:99999'}\n", "with a port of 0 to 65535"),
         ("gateway: {listen: '127.0.0.1:'}\n", "gateway.listen: expected HOST:PORT"),
+        ("gateway: {otlp_endpoint: collector}\n", "gateway.otlp_endpoint: expected a URL"),
+        ("gateway: {otlp_endpoint: 'localhost:4318'}\n", "gateway.otlp_endpoint: expected a URL"),
+        ("gateway: {otlp_endpoint: 'http://[x'}\n", "gateway.otlp_endpoint: expected a URL"),
+        ("gateway: {otlp_endpoint: 4318}\n", "gateway.otlp_endpoint: expected a URL"),
+        ("controlplane: {mirror_url: 'ftp://h'}\n", "controlplane.mirror_url: expected a URL"),
         ("controlplane: {listen: 8081}\n", "controlplane.listen: expected HOST:PORT"),
         ("controlplane: {listen: '127.0.0.1:-1'}\n", "controlplane.listen: expected HOST:PORT"),
     ],
@@ -64,6 +69,13 @@ def test_req_x1_a_wrong_setting_is_refused_with_its_place(
 @pytest.mark.parametrize("listen", [":8080", "0.0.0.0:0", "[::1]:65535", "gw.example:80"])
 def test_an_address_to_listen_on_is_taken_as_it_stands(listen: str) -> None:
     assert load(None, environment={"YARD_GATEWAY_LISTEN": listen}).gateway.listen == listen
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://127.0.0.1:4318", "https://collector.example/v1/traces"]
+)
+def test_a_url_is_taken_as_it_stands(url: str) -> None:
+    assert load(None, environment={"YARD_GATEWAY_OTLP_ENDPOINT": url}).gateway.otlp_endpoint == url
 
 
 def test_ctl_variables_are_not_settings() -> None:
