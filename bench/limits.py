@@ -41,13 +41,6 @@ SENT = (
 """About what an OpenAI client sends; the key comes last, where it is found latest."""
 
 
-class Head:
-    """What of a request is looked at to know who sends it."""
-
-    headers = Headers(list(SENT))
-    peer = "127.0.0.1"
-
-
 def main() -> None:
     """Prints one line for each part, and for all of it with one gateway and with three."""
     now = datetime.now(UTC)
@@ -72,8 +65,10 @@ def main() -> None:
     limits = Limits(gateway, "1")
     fields = RequestFields(model="m", max_tokens=100)
 
+    headers = Headers(list(SENT))
+
     def who() -> Caller:
-        caller = callers.identify("inference", Head)  # pyright: ignore[reportArgumentType]
+        caller = callers.identify("inference", headers, "127.0.0.1")
         assert isinstance(caller, Caller), caller
         return caller
 

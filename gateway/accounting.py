@@ -6,10 +6,10 @@ last second. Without NATS it goes on adding up (gateway/domain/tally.py).
 
 import asyncio
 import logging
+from datetime import datetime
 from typing import Final
 
 from events.log import EventLog, LogError
-from gateway.clock import Clock
 from gateway.domain.tally import Tally
 from gateway.domain.tokens import Tokens
 from gateway.metrics import Metrics, Reading
@@ -25,12 +25,9 @@ LAST_S: Final = 2.0
 class Accounting:
     """One per gateway; `run` is its task, `close` its last word."""
 
-    def __init__(
-        self, gateway: str, incarnation: str, events: EventLog, clock: Clock, metrics: Metrics
-    ) -> None:
+    def __init__(self, gateway: str, incarnation: str, events: EventLog, metrics: Metrics) -> None:
         self._tally = Tally(gateway, incarnation)
         self._events = events
-        self._clock = clock
         self._metrics = metrics
         self._failing = ""
         metrics.watch(self._gauges)
@@ -55,9 +52,10 @@ class Accounting:
         first_s: float | None,
         duration_s: float,
         waited_s: float,
+        now: datetime,
     ) -> None:
-        """One request for a model of the catalog has ended; `first_s` is None when no body came."""
-        found = self._tally.sum_of(model, key, adapter, self._clock.now())
+        """One request for a model of the catalog has ended `now`; `first_s` is None when no body came."""
+        found = self._tally.sum_of(model, key, adapter, now)
         found.requests += 1
         if failed:
             found.failed += 1

@@ -35,7 +35,9 @@ from gateway.callers import Callers
 from gateway.clock import LoopClock
 from gateway.domain.doors import is_loopback, why_not_listen
 from gateway.domain.snapshot import restore
+from gateway.endings import Endings
 from gateway.endpoints import EngineKey, Inference
+from gateway.express import Express
 from gateway.follower_task import TableFollower
 from gateway.gateway import Gateway
 from gateway.handler import RequestHandler, request_ids
@@ -44,6 +46,7 @@ from gateway.http.client import EngineClient
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits, ServerLimits
 from gateway.http.server import Server, serve
+from gateway.http.server_protocol import Take
 from gateway.keys import engine_keys
 from gateway.limits import Limits
 from gateway.limitsbeacon import LimitsBeacons
@@ -160,7 +163,7 @@ async def run_gateway(
     gateway.others_inflight = limits_beacons.others_inflight
     gateway.has_seat = limits.has_seat
     gateway.on_seat_free = limits_beacons.seat_free
-    accounting = Accounting(gateway_id, incarnation, events, clock, metrics)
+    accounting = Accounting(gateway_id, incarnation, events, metrics)
     host = settings.listen.rpartition(":")[0] if sock is None else str(sock.getsockname()[0])
     callers = Callers(gateway, settings.keys, beyond_loopback=not is_loopback(host))
     loading = LoadingStreams(gateway, wire)
@@ -183,18 +186,33 @@ async def run_gateway(
     access = access or AccessLog()
     endpoint = settings.otlp_endpoint
     spans = Spans(endpoint, gateway_id, clock, metrics) if endpoint else None
+    endings = Endings(clock, metrics, access, accounting, spans)
+    new_request_id = request_ids(secrets.token_hex(8))
+    # Ids have to differ, not to be secret; this one costs no call of the system.
+    random_bits = random.Random(secrets.randbits(256)).getrandbits  # noqa: S311
     handler = RequestHandler(
         gateway,
         inference,
         admin,
-        metrics,
-        access,
         callers,
-        accounting,
-        new_request_id=request_ids(secrets.token_hex(8)),
-        # Ids have to differ, not to be secret; this one costs no call of the system.
-        random_bits=random.Random(secrets.randbits(256)).getrandbits,  # noqa: S311
-        spans=spans,
+        endings,
+        new_request_id=new_request_id,
+        random_bits=random_bits,
+    )
+    budget = BodyBudget(settings.body_budget_bytes)
+    express = Express(
+        gateway,
+        callers,
+        limits,
+        client,
+        adapters,
+        metrics,
+        timelines,
+        endings,
+        budget,
+        engine_key=engine_key,
+        new_request_id=new_request_id,
+        random_bits=random_bits,
     )
     # Before the first ask: what agents say of its pins must not be missed.
     agents = await wire.on_beacon("agent", AgentBeacon, adapters.heard)
@@ -204,7 +222,7 @@ async def run_gateway(
             await _first_table(gateway, prober, path, synced)
             _may_listen(gateway, [host], settings)
             await limits_beacons.introduce()
-            server = await _listen(handler, settings, sock)
+            server = await _listen(handler, express.take, budget, settings, sock)
             if siblings is not None:
                 await siblings.open()
             beating = group.create_task(beacons.run(), name="beacons")
@@ -296,7 +314,11 @@ def _may_listen(gateway: Gateway, hosts: Sequence[str], settings: GatewaySetting
 
 
 async def _listen(
-    handler: RequestHandler, settings: GatewaySettings, sock: socket.socket | None
+    handler: RequestHandler,
+    take: Take,
+    budget: BodyBudget,
+    settings: GatewaySettings,
+    sock: socket.socket | None,
 ) -> Server:
     """Raises FatalError when the address cannot be had."""
     host, _, port = settings.listen.rpartition(":")
@@ -309,7 +331,8 @@ async def _listen(
                 body_bytes=settings.body_limit_bytes, body_memory_bytes=settings.body_memory_bytes
             ),
             sock=sock,
-            budget=BodyBudget(settings.body_budget_bytes),
+            budget=budget,
+            take=take,
         )
     except OSError as problem:
         raise FatalError(f"cannot listen on {settings.listen}: {problem.strerror}") from None

@@ -7,10 +7,10 @@ from typing import Final
 
 from gateway.domain.answers import Answer
 from gateway.domain.doors import KeysNeeded, is_loopback, needs_key
+from gateway.domain.http_rules import Headers
 from gateway.domain.keytable import ANYBODY, Caller, identify, looks_like_ours
 from gateway.domain.names import Kind
 from gateway.gateway import Gateway
-from gateway.http.messages import Request
 
 _OPEN: Final[frozenset[Kind]] = frozenset(
     {
@@ -49,16 +49,16 @@ class Callers:
         any_key = table is not None and table.keys.any
         return needs_key(self._setting, any_key=any_key, beyond_loopback=self._beyond_loopback)
 
-    def identify(self, kind: Kind, request: Request) -> Caller | Answer:
-        """Who sends a request for a place of this kind; or the answer to it."""
-        if kind in _OPEN or (kind == "metrics" and is_loopback(request.peer)):
+    def identify(self, kind: Kind, headers: Headers, peer: str) -> Caller | Answer:
+        """Who sends a request with these headers from `peer` for a place of this kind; or the answer to it."""
+        if kind in _OPEN or (kind == "metrics" and is_loopback(peer)):
             return ANYBODY
         if not self.need_key:
             return ANYBODY
         gateway = self._gateway
         table = gateway.table
         now = gateway.clock.now()
-        memo = request.headers.memo
+        memo = headers.memo
         known: Caller | None = memo.get("caller")
         if known is not None and known.key is not None and table is not None:
             key = known.key
@@ -68,7 +68,7 @@ class Callers:
                 return known
         caller = identify(
             None if table is None else table.keys,
-            presented(request),
+            presented(headers),
             now,
             needed=True,
             synced=gateway.synced,
@@ -77,13 +77,25 @@ class Callers:
             memo["caller"] = caller
         return caller
 
+    def is_still(self, caller: Caller) -> bool:
+        """Whether who sent a request may send another with the same key, or still need none."""
+        key = caller.key
+        if key is None:
+            return not self.need_key
+        table = self._gateway.table
+        return (
+            self._setting != "off"
+            and table is not None
+            and table.keys.keys.get(key.id) is key
+            and (key.expires_at is None or key.expires_at > self._gateway.clock.now())
+        )
 
-def presented(request: Request) -> bytes | None:
-    """What the request presents as its key: the bearer token, else `x-api-key`, else `api-key`.
+
+def presented(headers: Headers) -> bytes | None:
+    """What a request with these headers presents as its key: the bearer token, else `x-api-key`, else `api-key`.
 
     Clients that know several keys send several; the first that looks like one of ours counts.
     """
-    headers = request.headers
     token = headers.get(b"authorization")
     if token is not None:
         token = token[len(_BEARER) :].strip() if token[: len(_BEARER)].lower() == _BEARER else None

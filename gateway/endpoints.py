@@ -6,8 +6,10 @@ client's own credentials to an engine.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.adapters import Adapters, Elsewhere, Refused
+from gateway.begun import Begun
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
@@ -21,7 +23,7 @@ from gateway.domain.routing import Loss, after_loss
 from gateway.domain.tokens import Tail
 from gateway.domain.turns import Busy
 from gateway.gateway import Asked, Gateway, Run
-from gateway.http.client import EngineClient
+from gateway.http.client import Asking, EngineClient
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
 from gateway.http.exchange import Exchange
@@ -56,6 +58,20 @@ class _Lost(Exception):
         self.loss: Loss = loss
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """How long one request waits, in all its waits until it runs; `accepted`: it was let in before."""
+
+    accepted: bool = False
+    deadline_s: float | None = None
+
+    def until_s(self, gateway: Gateway) -> float:
+        """When it waits no longer, counted from its first wait."""
+        if self.deadline_s is None:
+            self.deadline_s = gateway.clock.now_s() + gateway.wait_s
+        return self.deadline_s
+
+
 class Inference:
     """The inference endpoints; one object for all requests."""
 
@@ -84,86 +100,52 @@ class Inference:
         self._responses = ResponseIds()
 
     async def serve(
-        self, place: Place, request: Request, respond: Responder, timeline: Timeline, served: Served
+        self,
+        place: Place,
+        request: Request,
+        respond: Responder,
+        timeline: Timeline,
+        served: Served,
+        begun: Begun | None = None,
     ) -> None:
         """Answers `request` for an inference path, by the card of the `place` alone when one is named.
 
         1. what cannot be read as a request for a model is refused before anything is asked
         2. then, until it is answered: admit; wait; run. A lost replica leads back to `admit`.
+
+        `begun`: it was let in already, and goes on with the run it has, if it has one.
         """
-        gateway = self._gateway
-        path, on = place.path, place.on
-        if on is not None:
-            served.scope = timeline.scope = gateway.scope_known(on)
-        kept = None
-        if place.response:
-            kept = self._responses.find(place.response, served.caller.id)
-        intake = await read_intake(place, request, respond, kept)
-        if isinstance(intake, Answer):  # 1
-            await reply(respond, intake, served)
-            return
-        fields = intake.fields
-        refused = self._enter(served, intake, request, respond)
-        if refused is not None:
-            await reply(respond, refused, served)
-            return
-        deadline_s: float | None = None
+        if begun is None:
+            sending = await self._let_in(place, request, respond, timeline, served)
+            if isinstance(sending, Answer):  # 1
+                await reply(respond, sending, served)
+                return
+        else:
+            respond.add_own(self._limits.headers(served.caller))
+            intake = Intake(fields=begun.fields)
+            sending = Sending(request, place, intake, timeline, begun.seeking)
+        loading = respond if self._loading.wanted(request, sending.intake.fields) else None
+        waiting = _Waiting()
         unplanned = planned = 0
-        accepted = False
-        loading = respond if self._loading.wanted(request, fields) else None
-        sending = Sending(request, place, intake, timeline)
         while True:  # 2
-            decision = gateway.admit(fields.model, path, accepted=accepted, on=on)
-            accepted = True
-            if intake.by_id and not isinstance(decision, Answer):
-                assert gateway.table is not None, "a model was found in it"
-                scope = ANY_SCOPE if on is None else on.scope
-                decision = where_response_is(decision, intake, gateway.table, scope)
-            match decision:
-                case Answer():
-                    self._refused(fields.model, decision, served)
-                    await reply(respond, decision, served)
+            asked = None
+            if begun is not None and begun.run is not None:
+                assert begun.exchange is not None, "a run has an exchange"
+                run, exchange = begun.run, begun.exchange
+                if begun.connection is not None and begun.answer is not None:
+                    asked = begun.connection, begun.answer
+            else:
+                exchange = self._exchange(timeline)
+                found = await self._find_run(sending, exchange, timeline, served, loading, waiting)
+                if found is None:
+                    continue
+                if isinstance(found, Answer):
+                    await reply(respond, found, served)
                     return
-                case Wait(model=model, scope=scope, adapter=adapter):
-                    self._name(timeline, served, model)
-                    sending.seek(adapter, timeline, served)
-                    if deadline_s is None:
-                        deadline_s = gateway.clock.now_s() + gateway.wait_s
-                    exchange = self._exchange(timeline)
-                    outcome = await self._wait(
-                        model, scope, deadline_s, sending, exchange, timeline, served, loading
-                    )
-                    if outcome is None:
-                        continue
-                    if isinstance(outcome, Answer):
-                        await reply(respond, outcome, served)
-                        return
-                    run = outcome
-                case Route(model=model, adapter=adapter):
-                    self._name(timeline, served, model)
-                    sending.seek(adapter, timeline, served)
-                    exchange = self._exchange(timeline)
-                    begun = gateway.start(
-                        decision,
-                        exchange.abort,
-                        sending.seeking,
-                        affinity=sending.affinity,
-                        needs_seat=not intake.by_id,
-                    )
-                    if isinstance(begun, Busy):
-                        if deadline_s is None:
-                            deadline_s = gateway.clock.now_s() + gateway.wait_s
-                        begun = await self._turn(
-                            model, deadline_s, sending, exchange, timeline, served
-                        )
-                    if begun is None:
-                        continue
-                    if isinstance(begun, Answer):
-                        await reply(respond, begun, served)
-                        return
-                    run = begun
+                run = found
+            begun = None
             try:
-                await self._run(run, exchange, sending, respond, timeline, served)
+                await self._run(run, exchange, sending, respond, timeline, served, asked)
             except Elsewhere:
                 continue
             except Refused as refused:
@@ -181,9 +163,77 @@ class Inference:
                 else:
                     unplanned += 1
                 # It had its place; waiting for another replica is a wait of its own.
-                deadline_s = None
+                waiting.deadline_s = None
             else:
                 return
+
+    async def _let_in(
+        self, place: Place, request: Request, respond: Responder, timeline: Timeline, served: Served
+    ) -> Sending | Answer:
+        """What `request` asks for, if it can be read and its key lets it in."""
+        if place.on is not None:
+            served.scope = timeline.scope = self._gateway.scope_known(place.on)
+        kept = None
+        if place.response:
+            kept = self._responses.find(place.response, served.caller.id)
+        intake = await read_intake(place, request, respond, kept)
+        if isinstance(intake, Answer):
+            return intake
+        refused = self._enter(served, intake, request, respond)
+        return Sending(request, place, intake, timeline) if refused is None else refused
+
+    async def _find_run(
+        self,
+        sending: Sending,
+        exchange: Exchange,
+        timeline: Timeline,
+        served: Served,
+        loading: Responder | None,
+        waiting: "_Waiting",
+    ) -> Run | Answer | None:
+        """A replica to run at, or the answer to it; None: look again."""
+        gateway = self._gateway
+        intake = sending.intake
+        decision = gateway.admit(
+            sending.name, sending.path, accepted=waiting.accepted, on=sending.on
+        )
+        waiting.accepted = True
+        if intake.by_id and not isinstance(decision, Answer):
+            assert gateway.table is not None, "a model was found in it"
+            scope = ANY_SCOPE if sending.on is None else sending.on.scope
+            decision = where_response_is(decision, intake, gateway.table, scope)
+        match decision:
+            case Answer():
+                self._refused(sending.name, decision, served)
+                return decision
+            case Wait(model=model, scope=scope, adapter=adapter):
+                self._name(timeline, served, model)
+                sending.seek(adapter, timeline, served)
+                return await self._wait(
+                    model,
+                    scope,
+                    waiting.until_s(gateway),
+                    sending,
+                    exchange,
+                    timeline,
+                    served,
+                    loading,
+                )
+            case Route(model=model, adapter=adapter):
+                self._name(timeline, served, model)
+                sending.seek(adapter, timeline, served)
+                begun = gateway.start(
+                    decision,
+                    exchange.abort,
+                    sending.seeking,
+                    affinity=sending.affinity,
+                    needs_seat=not intake.by_id,
+                )
+                if not isinstance(begun, Busy):
+                    return begun
+                return await self._turn(
+                    model, waiting.until_s(gateway), sending, exchange, timeline, served
+                )
 
     def _enter(
         self, served: Served, intake: Intake, request: Request, respond: Responder
@@ -339,8 +389,9 @@ class Inference:
         respond: Responder,
         timeline: Timeline,
         served: Served,
+        asked: Asking | None = None,
     ) -> None:
-        """Runs the request at a replica, once its adapter is there if it names one.
+        """Runs the request at a replica, once its adapter is there if it names one. `asked`: it is out already.
 
         Raises _Lost when the replica went away before the first byte; Elsewhere and Refused as Adapters.
         """
@@ -353,14 +404,14 @@ class Inference:
             assert replica.endpoint is not None, "routable replicas have an endpoint"
             exchange.explain = lambda: gateway.why_broke(replica.id)
             if run.adapted is None:
-                response = await self._send(run, run.model, exchange, sending, served)
+                response = await self._send(run, run.model, exchange, sending, served, asked)
             else:
                 name = self._adapters.hit(run)
                 if name:
                     served.how = "hit"
                 else:
                     name = await self._secure(run, exchange, sending, timeline, served)
-                response = await self._send(run, name, exchange, sending, served)
+                response = await self._send(run, name, exchange, sending, served, asked)
                 if response.status == 404 and not response.sse:
                     response = await self._unless_gone(
                         name, response, run, exchange, sending, timeline, served
@@ -416,7 +467,13 @@ class Inference:
             self._metrics.answered_first(run.model, first_s - written_s)
 
     async def _send(
-        self, run: Run, model: str, exchange: Exchange, sending: Sending, served: Served
+        self,
+        run: Run,
+        model: str,
+        exchange: Exchange,
+        sending: Sending,
+        served: Served,
+        asked: Asking | None = None,
     ) -> EngineResponse:
         """The head of the engine's answer to the request under the name `model`."""
         endpoint = run.replica.endpoint
@@ -427,6 +484,7 @@ class Inference:
             sending.made(model) or await sending.make(model),
             key=None if key is None else key.encode("ascii"),
             exchange=exchange,
+            asked=asked,
         )
         self._count_wait(served, run.model)
         if response.status == 401:

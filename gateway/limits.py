@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.domain.answers import Answer
 from gateway.domain.keytable import Caller
 from gateway.domain.ledger import Ledger
-from gateway.domain.ratelimits import Refused, limit_headers, refusal
+from gateway.domain.ratelimits import Refused, limit_headers, limit_lines, refusal
 from gateway.domain.request_fields import RequestFields
 from gateway.domain.rights import forbidden
 from gateway.gateway import Gateway
@@ -90,6 +90,13 @@ class Limits:
         if key is None or not (key.rpm or key.tpm):
             return []
         return limit_headers(key, self.ledger.read(key, self._gateway.clock.now_s()))
+
+    def lines(self, caller: Caller) -> bytes:
+        """The same, as lines of a head."""
+        key = caller.key
+        if key is None or not (key.rpm or key.tpm):
+            return b""
+        return limit_lines(key, self.ledger.read(key, self._gateway.clock.now_s()))
 
     def _estimate(self, fields: RequestFields, body_size: int) -> int:
         """The most tokens a request can come to: its body's and its answer's, never more than the model's context.

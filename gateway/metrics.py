@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway import exposition
-from gateway.counting import Count, Counter, Histogram, Spread
+from gateway.counting import Counter, Histogram
 from gateway.requestmetrics import RequestNumbers
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -50,12 +50,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.ended = RequestNumbers()
         self.registry.register(self.ended)
-        self._of_request: dict[tuple[str, str], Count] = {}
-        self._of_card: dict[tuple[str, str, str], Count] = {}
-        self._of_first_byte: dict[str, Spread] = {}
-        self._of_wait: dict[str, Spread] = {}
         self._adapter_uses: dict[tuple[str, str], int] = {}  # not in `adapters` yet
-        self._of_adapter_wait: dict[str, Spread] = {}
         self.requests = Counter(
             "yard_gateway_requests",
             "Requests answered, by catalog model (empty: none) and code (ok, or the refusal's).",
@@ -150,26 +145,16 @@ class Metrics:
         )
 
     def count(self, model: str, code: str) -> None:
-        """One request answered; the children are kept, finding them costs more than counting."""
-        child = self._of_request.get((model, code))
-        if child is None:
-            child = self._of_request[model, code] = self.requests.labels(model, code)
-        child.inc()
+        """One request answered."""
+        self.requests.labels(model, code).value += 1
 
     def count_on_card(self, model: str, scope: str, code: str) -> None:
         """The same request once more, when it came under the base URL of a card."""
-        child = self._of_card.get((model, scope, code))
-        if child is None:
-            child = self.on_cards.labels(model, scope, code)
-            self._of_card[model, scope, code] = child
-        child.inc()
+        self.on_cards.labels(model, scope, code).value += 1
 
     def waited_for(self, model: str, seconds: float) -> None:
         """A request waited so long for the model."""
-        child = self._of_wait.get(model)
-        if child is None:
-            child = self._of_wait[model] = self.waited.labels(model)
-        child.observe(seconds)
+        self.waited.labels(model).observe(seconds)
 
     def count_adapter(self, model: str, outcome: str) -> None:
         """A request for an adapter of `model` is being answered. It is in `adapters` from the next `render` on: a
@@ -179,17 +164,11 @@ class Metrics:
 
     def waited_for_adapter(self, model: str, seconds: float) -> None:
         """A request waited so long for an adapter of `model`."""
-        child = self._of_adapter_wait.get(model)
-        if child is None:
-            child = self._of_adapter_wait[model] = self.adapter_waited.labels(model)
-        child.observe(seconds)
+        self.adapter_waited.labels(model).observe(seconds)
 
     def answered_first(self, model: str, seconds: float) -> None:
         """An engine's first byte came so long after the request was written to it."""
-        child = self._of_first_byte.get(model)
-        if child is None:
-            child = self._of_first_byte[model] = self.first_byte.labels(model)
-        child.observe(seconds)
+        self.first_byte.labels(model).observe(seconds)
 
     def watch(self, read: Callable[[], Mapping[str, Reading]]) -> None:
         """Adds gauges read at scrape time, by name."""

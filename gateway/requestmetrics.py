@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.counting import Count
 from gateway.domain.tokens import Tokens
 
 MAX_KEYS: Final = 200
@@ -42,16 +43,61 @@ class _Histogram:
         return found
 
 
+class Alike:
+    """The numbers of all requests of one model, with one code and one key. Others share some of them."""
+
+    __slots__ = ("_durations", "_estimated", "_firsts", "_key_tokens", "_of_key", "_tokens")
+
+    def __init__(
+        self,
+        durations: _Histogram,
+        firsts: _Histogram,
+        tokens: list[int],
+        estimated: Count,
+        of_key: Count | None,
+        key_tokens: list[int] | None,
+    ) -> None:
+        self._durations = durations
+        self._firsts = firsts
+        self._tokens = tokens
+        self._estimated = estimated
+        self._of_key = of_key
+        self._key_tokens = key_tokens
+
+    def ended(self, duration_s: float, first_s: float | None, tokens: Tokens | None) -> None:
+        """One of them has ended."""
+        self._durations.observe(duration_s)
+        if first_s is not None:
+            self._firsts.observe(first_s)
+        if self._of_key is not None:
+            self._of_key.value += 1
+        if tokens is None:
+            return
+        _add(self._tokens, tokens)
+        if tokens.estimated:
+            self._estimated.value += 1
+        if self._key_tokens is not None:
+            _add(self._key_tokens, tokens)
+
+
 class RequestNumbers(Collector):
-    """What `ended` was told, until the process ends."""
+    """What was told of requests that ended, until the process does."""
 
     def __init__(self) -> None:
+        self._alike: dict[tuple[str, str, str], Alike] = {}
         self._durations: dict[tuple[str, str], _Histogram] = {}
         self._firsts: dict[str, _Histogram] = {}
         self._tokens: dict[str, list[int]] = {}
-        self._estimated: dict[str, int] = {}
-        self._of_keys: dict[tuple[str, str], int] = {}
+        self._estimated: dict[str, Count] = {}
+        self._of_keys: dict[tuple[str, str], Count] = {}
         self._key_tokens: dict[str, list[int]] = {}
+
+    def of(self, model: str, code: str, key: str) -> Alike:
+        """The numbers of such requests; `model` and `key` are empty where there was none."""
+        found = self._alike.get((model, code, key))
+        if found is None:
+            found = self._make(model, code, key)
+        return found
 
     def ended(
         self,
@@ -63,29 +109,25 @@ class RequestNumbers(Collector):
         first_s: float | None,
         tokens: Tokens | None,
     ) -> None:
-        """A request has ended; `model` and `key` are empty where there was none."""
-        durations = self._durations.get((model, code))
-        if durations is None:
-            durations = self._durations[model, code] = _Histogram()
-        durations.observe(duration_s)
-        if first_s is not None:
-            firsts = self._firsts.get(model)
-            if firsts is None:
-                firsts = self._firsts[model] = _Histogram()
-            firsts.observe(first_s)
-        if tokens is not None:
-            _add(self._tokens, model, tokens)
-            if tokens.estimated:
-                self._estimated[model] = self._estimated.get(model, 0) + 1
-        if key:
-            of_key = self._key_tokens.get(key)
-            if of_key is None and len(self._key_tokens) >= MAX_KEYS:
-                key = OTHER
-            if of_key is None:
-                self._key_tokens.setdefault(key, [0, 0, 0])
-            self._of_keys[key, code] = self._of_keys.get((key, code), 0) + 1
-            if tokens is not None:
-                _add(self._key_tokens, key, tokens)
+        """A request has ended."""
+        self.of(model, code, key).ended(duration_s, first_s, tokens)
+
+    def _make(self, model: str, code: str, key: str) -> Alike:
+        counted = key
+        if key and key not in self._key_tokens and len(self._key_tokens) >= MAX_KEYS:
+            counted = OTHER
+        found = Alike(
+            self._durations.setdefault((model, code), _Histogram()),
+            self._firsts.setdefault(model, _Histogram()),
+            self._tokens.setdefault(model, [0, 0, 0]),
+            self._estimated.setdefault(model, Count()),
+            self._of_keys.setdefault((counted, code), Count()) if key else None,
+            self._key_tokens.setdefault(counted, [0, 0, 0]) if key else None,
+        )
+        if counted == key:
+            # Those counted together are not remembered one by one: there is no bound of them.
+            self._alike[model, code, key] = found
+        return found
 
     def collect(self) -> Iterable[Metric]:
         durations = HistogramMetricFamily(
@@ -102,6 +144,8 @@ class RequestNumbers(Collector):
             labels=["model"],
         )
         for model, histogram in self._firsts.items():
+            if not any(histogram.counts):
+                continue
             firsts.add_metric([model], histogram.buckets(), histogram.total)
         yield firsts
         tokens = CounterMetricFamily(
@@ -110,6 +154,8 @@ class RequestNumbers(Collector):
             labels=["model", "kind"],
         )
         for model, counts in self._tokens.items():
+            if not any(counts):
+                continue
             for kind, count in zip(KINDS, counts, strict=True):
                 tokens.add_metric([model, kind], count)
         yield tokens
@@ -119,7 +165,8 @@ class RequestNumbers(Collector):
             labels=["model"],
         )
         for model, count in self._estimated.items():
-            estimated.add_metric([model], count)
+            if count.value:
+                estimated.add_metric([model], count.value)
         yield estimated
         of_keys = CounterMetricFamily(
             "yard_gateway_key_requests",
@@ -127,7 +174,7 @@ class RequestNumbers(Collector):
             labels=["key", "code"],
         )
         for (key, code), count in self._of_keys.items():
-            of_keys.add_metric([key, code], count)
+            of_keys.add_metric([key, code], count.value)
         yield of_keys
         key_tokens = CounterMetricFamily(
             "yard_gateway_key_tokens",
@@ -140,10 +187,7 @@ class RequestNumbers(Collector):
         yield key_tokens
 
 
-def _add(sums: dict[str, list[int]], label: str, tokens: Tokens) -> None:
-    counts = sums.get(label)
-    if counts is None:
-        counts = sums[label] = [0, 0, 0]
+def _add(counts: list[int], tokens: Tokens) -> None:
     counts[0] += tokens.prompt
     counts[1] += tokens.cached
     counts[2] += tokens.completion

@@ -40,7 +40,14 @@ class Sending:
         "seeking",
     )
 
-    def __init__(self, request: Request, place: Place, intake: Intake, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        request: Request,
+        place: Place,
+        intake: Intake,
+        timeline: Timeline,
+        seeking: Seeking | None = None,
+    ) -> None:
         self.request = request
         self.intake = intake
         self.on = place.on
@@ -48,7 +55,7 @@ class Sending:
         self.path = place.path
         self.name = intake.fields.model
         self._target = place.target or place.path
-        self.seeking: Seeking | None = None
+        self.seeking = seeking
         self._affinity: Affinity | None = None
         self._looked = False
         self._made: Outgoing | None = None

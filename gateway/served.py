@@ -4,11 +4,15 @@ It is filled by whoever serves the request, and decides nothing but what it is c
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.places import BY_ID
 from gateway.domain.tokens import Tail, Tokens, read_tokens
 from gateway.limits import BYTES_PER_TOKEN, Grant
+
+CLIENT_GONE: Final = 499
+"""What the log says when nobody was there to be answered; never sent."""
 
 
 @dataclass(slots=True)
@@ -19,7 +23,7 @@ class Served:
     be where it was asked: hit, joined, loaded or unpinned; `adapter_waited_s` what of the wait was for it, at
     however many replicas (None: no agent was asked). `caller` sent it, `grant` is what it holds of the limits of the
     caller's key, `stood` whether it waited for a turn, `used` the tokens it came to (None: nobody told).
-    `tail` is kept of the answer it got at `path`.
+    `tail` is kept of the answer it got at `path`; `whole`: that came in one piece, and was read already.
     """
 
     status: int = 0
@@ -44,6 +48,12 @@ class Served:
     path: str = ""
     sse: bool = False
     asked_bytes: int = 0
+    whole: bool = False
+
+    @property
+    def has_body(self) -> bool:
+        """Whether anything of an answer's body came."""
+        return self.whole or (self.tail is not None and bool(self.tail.last))
 
     def end(self) -> None:
         """The request is over: what it held of its key's limits is given back, what it used is charged."""
@@ -53,13 +63,10 @@ class Served:
         elif self.tail is not None and self.tail.last:
             self.used = read_tokens(self.tail, path=self.path, sse=self.sse)
         if self.grant is not None:
-            used = self.used
-            if used is None:
+            if self.used is None:
                 self.grant.end(self._untold(self.grant))
-            elif used.estimated and not used.prompt:
-                self.grant.end(self.asked_bytes // BYTES_PER_TOKEN + used.completion)
             else:
-                self.grant.end(used.total)
+                self.grant.end(charge(self.grant, self.used, self.asked_bytes))
 
     def _untold(self, grant: Grant) -> int:
         """What a request is charged of whose tokens nobody told: all it held for an answer, what it asked for when its
@@ -69,3 +76,12 @@ class Served:
         if self.code == "client_gone" and self.replica:
             return min(grant.estimate, self.asked_bytes // BYTES_PER_TOKEN)
         return 0
+
+
+def charge(grant: Grant, used: Tokens | None, asked_bytes: int) -> int:
+    """The tokens an answered request is charged with: what it used, as far as that was told."""
+    if used is None:
+        return grant.estimate
+    if used.estimated and not used.prompt:
+        return asked_bytes // BYTES_PER_TOKEN + used.completion
+    return used.total

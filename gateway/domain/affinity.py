@@ -6,8 +6,10 @@ sake of a cache: who is clearly busier than the least busy is passed over. Pure 
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal
+from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -31,13 +33,17 @@ HEADERS: Final = (b"x-yard-session", b"x-session-id")
 """Where a client names its session, the first of them that is there."""
 
 _HIGHEST: Final = 2.0**64
+_ALL: Final = 2**64 - 1
+_ODD: Final = 0xD6E8FEB86659FD93
+"""Multiplying by it, and mixing the upper half into the lower, twice, lets every bit depend on every other: near keys
+go to replicas as far apart as any."""
 
 
 class Affinity(Struct, frozen=True, kw_only=True):
-    """What ties a request to a replica, as a digest, and where that was found."""
+    """What ties a request to a replica, as a checksum, and where that was found."""
 
     by: Literal["session", "prefix"]
-    key: bytes
+    key: int
 
 
 class _Beginnings(Struct):
@@ -52,7 +58,7 @@ _decoder: Final = msgspec.json.Decoder(_Beginnings)
 def by_session(name: bytes) -> Affinity | None:
     """That of a session with this name; None: an empty one is none."""
     name = name.strip()
-    return Affinity(by="session", key=_digest(name)) if name else None
+    return Affinity(by="session", key=crc32(name)) if name else None
 
 
 def by_prefix(body: bytes) -> Affinity | None:
@@ -63,11 +69,14 @@ def by_prefix(body: bytes) -> Affinity | None:
         return None
     for raw in (found.messages, found.prompt, found.input):
         if raw is not UNSET:
-            beginning = memoryview(raw)[:PREFIX_BYTES]
-            if len(beginning) < PREFIX_BYTES:
-                return None
-            return Affinity(by="prefix", key=_digest(beginning))
+            return by_beginning(raw)
     return None
+
+
+def by_beginning(raw: msgspec.Raw) -> Affinity | None:
+    """That of a conversation, whose JSON this is; None: too short to tell."""
+    beginning = memoryview(raw)[:PREFIX_BYTES]
+    return Affinity(by="prefix", key=crc32(beginning)) if len(beginning) == PREFIX_BYTES else None
 
 
 def prefer(
@@ -81,17 +90,24 @@ def prefer(
     The order is by rendezvous, with the shares that weights promise: a replica that comes or goes moves its own part
     of the conversations and no other.
     """
-    loads = {r.id: load_of(r, inflight, others) for r in candidates}
-    most = min(loads.values()) + SLACK
-    near = [r for r in candidates if loads[r.id] <= most]
-    return min(near, key=lambda r: (_distance(affinity.key, r), r.id))
+    loads = [load_of(r, inflight, others) for r in candidates]
+    most = min(loads) + SLACK
+    key = affinity.key
+    near = [
+        (_distance(key, r), r.id, r)
+        for r, load in zip(candidates, loads, strict=True)
+        if load <= most
+    ]
+    return min(near)[2]
 
 
-def _distance(key: bytes, replica: Replica) -> float:
+def _distance(key: int, replica: Replica) -> float:
     """Smallest for the replica this key is tied to: exponential with its weight as the rate."""
-    digest = blake2b(replica.id.encode(), key=key, digest_size=8).digest()
-    return -math.log((int.from_bytes(digest, "big") + 1) / _HIGHEST) / max(replica.weight, 1)
+    mixed = (key ^ _number(replica.id)) * _ODD & _ALL
+    mixed = (mixed ^ mixed >> 32) * _ODD & _ALL
+    return -math.log(((mixed ^ mixed >> 32) + 1) / _HIGHEST) / max(replica.weight, 1)
 
 
-def _digest(text: bytes | memoryview) -> bytes:
-    return blake2b(text, digest_size=16).digest()
+@lru_cache(maxsize=4096)
+def _number(replica: str) -> int:
+    return int.from_bytes(blake2b(replica.encode(), digest_size=8).digest(), "big")

@@ -134,6 +134,30 @@ def limit_headers(key: Key, reading: Reading) -> list[tuple[bytes, bytes]]:
     return found
 
 
+def limit_lines(key: Key, reading: Reading) -> bytes:
+    """The same, as lines of a head."""
+    found = b""
+    if key.rpm:
+        found = (
+            b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
+            b"x-ratelimit-reset-requests: %b\r\n"
+        ) % (
+            key.rpm,
+            max(0, key.rpm - reading.requests),
+            _DURATIONS[reading.requests_reset_s],
+        )
+    if key.tpm:
+        found += (
+            b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
+            b"x-ratelimit-reset-tokens: %b\r\n"
+        ) % (
+            key.tpm,
+            max(0, key.tpm - reading.tokens),
+            _DURATIONS[reading.tokens_reset_s],
+        )
+    return found
+
+
 _DURATIONS: Final = tuple(
     b"%ds" % s if s < 60 else b"%dm%ds" % divmod(s, 60) for s in range(_BUCKETS + 1)
 )

@@ -46,6 +46,33 @@ class _Fields(Struct):
     max_output_tokens: msgspec.Raw | UnsetType = UNSET
 
 
+class _Plain(_Fields):
+    messages: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    input: msgspec.Raw | UnsetType = UNSET
+
+
+_plain: Final = msgspec.json.Decoder(_Plain)
+
+Plain = tuple[RequestFields, "msgspec.Raw | None"]
+
+
+def read_plain(body: bytes) -> Plain | None:
+    """The fields of a request body that names its model and asks for no stream, and the JSON of its conversation, in one
+    look; None: it is none of that kind, or no good one, and `read_fields` says more."""
+    try:
+        fields = _plain.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    model = fields.model
+    if fields.stream or not model or model is UNSET or len(model) > MAX_MODEL_NAME:
+        return None
+    for beginning in (fields.messages, fields.prompt, fields.input):
+        if beginning is not UNSET:
+            return RequestFields(model=model, max_tokens=_most_tokens(fields)), beginning
+    return RequestFields(model=model, max_tokens=_most_tokens(fields)), None
+
+
 _TOO_DEEP: Final = FieldsProblem(message="The request body is nested too deeply to be read.")
 _decoder: Final = msgspec.json.Decoder(_Fields)
 
@@ -102,8 +129,8 @@ def _most_tokens(fields: _Fields) -> int | None:
     for given in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
         if given is not UNSET:
             text = bytes(given)
-            if text.isdigit() and len(text) < _DIGITS:
-                most = max(most or 0, int(text))
+            if text.isdigit() and len(text) < _DIGITS and (most is None or int(text) > most):
+                most = int(text)
     return most
 
 

@@ -133,6 +133,15 @@ def read_tokens(tail: Tail, *, path: str, sse: bool) -> Tokens | None:
     return None
 
 
+def tokens_of_whole(body: bytes) -> Tokens | None:
+    """What an answer told that is one JSON document, as `read_tokens` reads it."""
+    usage = _last_usage(body)
+    if usage is None:
+        return _last_timings(body)
+    only_half = usage.output_tokens is not None and usage.input_tokens is None
+    return _told(usage, _first_usage(body) if only_half else None)
+
+
 def _unframed(block: bytes) -> bytes:
     """Without the sizes of chunks, which may stand in the middle of anything."""
     # Not `in`, which would first try it as a number, at the price of an exception.

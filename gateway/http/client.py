@@ -4,6 +4,7 @@ It retries in exactly one case, which no engine can notice: a kept connection tu
 already. Everything else is raised; where a request goes next is the routing's decision.
 """
 
+import asyncio
 import ssl
 
 from gateway.domain.http_rules import HeaderList
@@ -15,6 +16,8 @@ from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits
 from gateway.http.outgoing import Outgoing
 from gateway.http.pool import Pool
+
+Asking = tuple[EngineConnection, "asyncio.Future[EngineResponse]"]
 
 
 class EngineClient:
@@ -51,21 +54,22 @@ class EngineClient:
         *,
         key: bytes | None = None,
         exchange: Exchange | None = None,
+        asked: Asking | None = None,
     ) -> EngineResponse:
         """The engine's answer once its head is complete; the body is the caller's to consume.
 
-        `endpoint` is a base URL, `key` the bearer token its engine asks for. Cancelling it closes the
-        connection. Raises ConnectFailed; EngineGone with before_first_byte; BadEngineAnswer;
-        RequestError when the client's own body breaks while it is passed on.
+        `endpoint` is a base URL, `key` the bearer token its engine asks for. `asked`: it was written to a kept
+        connection already, whole, and this comes of it. Cancelling it closes the connection. Raises ConnectFailed;
+        EngineGone with before_first_byte; BadEngineAnswer; RequestError when the client's own body breaks while it is
+        passed on.
         """
         exchange = exchange or Exchange()
         pool = self._pools.get(endpoint) or self._pool(endpoint)
-        connection = pool.take()
+        connection = self._kept(pool, exchange) if asked is None else asked[0]
         if connection is not None:
-            if exchange.aborted is not None:
-                connection.close()
-                raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
             try:
+                if asked is not None:
+                    return await _answer(connection, exchange, asked[1])
                 return await self._exchange(connection, exchange, outgoing, pool.host, key)
             except EngineGone as gone:
                 written = exchange.written_at
@@ -80,6 +84,12 @@ class EngineClient:
             pool.drop_older_than(connection.free_since)
         connection = await pool.connect(exchange)
         return await self._exchange(connection, exchange, outgoing, pool.host, key)
+
+    def take(self, endpoint: str) -> tuple[EngineConnection, bytes] | None:
+        """A kept connection to `endpoint`, reserved for the caller, and the Host to name; None: one must be made."""
+        pool = self._pools.get(endpoint)
+        connection = None if pool is None else pool.take()
+        return None if pool is None or connection is None else (connection, pool.host)
 
     def forget(self, endpoint: str) -> None:
         """Closes the idle connections of an endpoint that is gone."""
@@ -110,6 +120,13 @@ class EngineClient:
         pool = self._pools[endpoint] = Pool(endpoint, self._limits, self._ssl)
         return pool
 
+    def _kept(self, pool: Pool, exchange: Exchange) -> EngineConnection | None:
+        connection = pool.take()
+        if connection is not None and exchange.aborted is not None:
+            connection.close()
+            raise EngineGone(exchange.aborted, before_first_byte=True, aborted=True)
+        return connection
+
     async def _exchange(
         self,
         connection: EngineConnection,
@@ -127,10 +144,25 @@ class EngineClient:
                 await _send_body(connection, source)
             return await answer
         except BaseException:
-            # Also on cancellation: an engine that goes on computing for nobody is what we prevent.
-            exchange.bind(None)
-            connection.close()
+            _give_up(connection, exchange)
             raise
+
+
+async def _answer(
+    connection: EngineConnection, exchange: Exchange, answer: "asyncio.Future[EngineResponse]"
+) -> EngineResponse:
+    """What comes of a request that is out already."""
+    try:
+        return await answer
+    except BaseException:
+        _give_up(connection, exchange)
+        raise
+
+
+def _give_up(connection: EngineConnection, exchange: Exchange) -> None:
+    """Also on cancellation: an engine that goes on computing for nobody is what we prevent."""
+    exchange.bind(None)
+    connection.close()
 
 
 async def _send_body(connection: EngineConnection, source: BodySource) -> None:

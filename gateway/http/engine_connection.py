@@ -7,7 +7,7 @@ gateway/http/errors.py.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -40,6 +40,22 @@ class _HeadReader:
         self.complete = True
 
 
+MOST_WHOLE: Final = 64 * 1024
+"""A body up to this is waited for until it is all there, for who wants the answer in one piece."""
+
+
+class Asker(Protocol):
+    """Wants a good answer in one piece, and to hear of no other."""
+
+    def answered(self, headers: Headers, body: bytes) -> None:
+        """It is there: 200, with this body. The connection is free again."""
+        ...
+
+    def otherwise(self, answer: "asyncio.Future[EngineResponse]") -> Exchange:
+        """It comes otherwise, or not at all: who asks from now on, for whom `answer` will tell."""
+        ...
+
+
 TICKS: Final = 4
 """A silence is measured in so many parts of its bound."""
 
@@ -66,6 +82,10 @@ class EngineConnection(asyncio.Protocol):
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
+        self._asker: Asker | None = None  # instead of an exchange
+        self._whole: tuple[Headers, HeadFacts, int] | None = None  # what its answer began with
+        self._pieces: list[bytes] = []
+        self._missing = 0  # bytes of that answer's body
         self._method = ""
         self._head = b""
         self._head_waiter: asyncio.Future[EngineResponse] | None = None
@@ -113,6 +133,38 @@ class EngineConnection(asyncio.Protocol):
             self._arm(self._limits.first_byte_s)
         return waiter
 
+    def ask(self, asker: Asker, method: str, block: bytes) -> None:
+        """Writes a whole request; `asker` hears of the answer, at once or not at all."""
+        assert self._transport is not None
+        assert self._exchange is None
+        self._asker = asker
+        self._method = method
+        self._request_sent = True
+        self._transport.write(block)
+        self._began = False
+        if self._limits.first_byte_s > 0:
+            self._arm(self._limits.first_byte_s)
+
+    def hand_over(self) -> None:
+        """What comes is for the exchange that the asker names now; what came already too."""
+        asker, self._asker = self._asker, None
+        if asker is None:
+            return
+        waiter = self._head_waiter = self.loop.create_future()
+        self._exchange = exchange = asker.otherwise(waiter)
+        exchange.reused = self.served > 0
+        exchange.bind(self._abort)
+        if self._whole is not None:
+            headers, facts, length = self._whole
+            body = b"".join(self._take_pieces())
+            self._begin_response(200, headers, facts, length, body)
+
+    def drop(self) -> None:
+        """Nobody wants the answer any more."""
+        self._asker = None
+        self._take_pieces()
+        self.close()
+
     async def send(self, block: bytes) -> bool:
         """Writes more of the request's body; False when the engine has answered or gone already."""
         assert self._head_waiter is not None
@@ -149,6 +201,9 @@ class EngineConnection(asyncio.Protocol):
         ):
             self.close()
             return
+        self._free()
+
+    def _free(self) -> None:
         self.served += 1
         self._head = b""
         self.free_since = self.loop.time()
@@ -200,7 +255,9 @@ class EngineConnection(asyncio.Protocol):
                 response.feed(data)
             else:
                 consumer.on_block(data)
-        elif self._head_waiter is not None:
+        elif self._whole is not None:
+            self._take_rest(data)
+        elif self._asker is not None or self._head_waiter is not None:
             self._read_head(data)
         else:
             # An engine that talks without being asked: whatever it says is nobody's answer.
@@ -215,6 +272,7 @@ class EngineConnection(asyncio.Protocol):
         self._write_paused = False
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
+        self.hand_over()
         response, self._response = self._response, None
         if response is not None:
             if self._failure is not None or exc is not None:
@@ -313,6 +371,21 @@ class EngineConnection(asyncio.Protocol):
         self, status: int, headers: Headers, facts: HeadFacts, framing: int, rest: bytes
     ) -> None:
         """The head is read: the answer is there, and `rest` the beginning of its body."""
+        asker = self._asker
+        if asker is not None:
+            if status == 200 and len(rest) <= framing <= MOST_WHOLE and not facts.sse:
+                self._keep_alive = facts.keep_alive
+                if len(rest) < framing:
+                    self._whole = headers, facts, framing
+                    self._missing = framing - len(rest)
+                    if rest:
+                        self._pieces.append(rest)
+                        if self._timed:
+                            self._begin()
+                    return
+                self._tell_whole(asker, headers, rest)
+                return
+            self.hand_over()
         assert self._exchange is not None
         assert self._head_waiter is not None
         self._keep_alive = facts.keep_alive
@@ -331,11 +404,42 @@ class EngineConnection(asyncio.Protocol):
             response.feed(rest)
         waiter.set_result(response)
 
+    def _take_rest(self, data: bytes) -> None:
+        """More of the body of an answer in one piece."""
+        if self._timed:
+            self._fresh = True
+            if not self._began:
+                self._begin()
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing < 0:
+            self.hand_over()
+        elif not self._missing:
+            asker, whole = self._asker, self._whole
+            assert asker is not None
+            assert whole is not None
+            self._tell_whole(asker, whole[0], b"".join(self._take_pieces()))
+
+    def _take_pieces(self) -> list[bytes]:
+        self._whole = None
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _tell_whole(self, asker: Asker, headers: Headers, body: bytes) -> None:
+        self._disarm()
+        self._asker = None
+        if self._keep_alive and not self.closed:
+            self._free()
+        else:
+            self.close()
+        asker.answered(headers, body)
+
     def _abort(self, reason: str) -> None:
         self._fail(EngineGone(reason, before_first_byte=True, aborted=True))
 
     def _fail(self, error: EngineError) -> None:
         """Ends the exchange with `error`, which the waiter or the consumer sees at once."""
+        self.hand_over()
         self._failure = error
         if self._response is not None:
             response, self._response = self._response, None
@@ -375,6 +479,7 @@ class EngineConnection(asyncio.Protocol):
             self._timer = self.loop.call_later(bound_s / TICKS, self._tick, bound_s, silent + 1)
             return
         self._timer = None
+        self.hand_over()
         if self._exchange is not None:
             self._exchange.stalled = True
         what = "nothing more" if self._began else "no answer"

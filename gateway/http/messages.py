@@ -52,16 +52,27 @@ class Wire(Protocol):
         ...
 
 
+class Begun(Protocol):
+    """What was begun of a request before its handler was; the handler knows more of it."""
+
+    @property
+    def drop(self) -> Callable[[], None]:
+        """Ends what was begun: no handler goes on with it."""
+        ...
+
+
 class Request:
     """One request.
 
     `target` is as sent; `path` its raw path (escapes untouched), `query` what follows the first
-    `?`. `received_at` is `loop.time()` when the head was complete, `peer` the client's address.
+    `?`. `received_at` is `loop.time()` when the head was complete, `peer` the client's address. `begun`: what the
+    handler goes on with.
     """
 
     __slots__ = (
         "_gone",
         "_loop",
+        "begun",
         "body",
         "headers",
         "method",
@@ -89,6 +100,7 @@ class Request:
     ) -> None:
         self._loop = loop
         self._gone: asyncio.Future[None] | None = None
+        self.begun: Begun | None = None
         self.method = method
         self.target = target
         self.path = path

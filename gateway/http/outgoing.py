@@ -103,4 +103,23 @@ class Outgoing:
         )
 
 
-__all__ = ["INLINE_BODY", "Outgoing"]
+class Front:
+    """How requests to one replica begin that differ in their ids and bodies alone; `of` is whom it is for."""
+
+    __slots__ = ("_front", "of")
+
+    def __init__(
+        self, of: object, method: str, target: str, host: bytes, key: bytes | None, headers: bytes
+    ) -> None:
+        """As Outgoing and its `block`; `headers` are rendered."""
+        self.of = of
+        line = _LINES.get((method, target)) or _first_line(method, target)
+        own = b"" if key is None else b"authorization: Bearer %b\r\n" % key
+        self._front = b"%b%b\r\n%b%b" % (line, host, own, headers)
+
+    def block(self, ids: bytes, body: bytes) -> bytes:
+        """The request with these lines and this body."""
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._front, ids, len(body), body)
+
+
+__all__ = ["INLINE_BODY", "Front", "Outgoing"]

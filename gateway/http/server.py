@@ -16,7 +16,7 @@ from typing import Final
 from gateway.http.bodies import BodyBudget
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import Handler
-from gateway.http.server_protocol import ServerProtocol
+from gateway.http.server_protocol import ServerProtocol, Take, take_none
 from schemas.settings import MIB
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,11 @@ class Server:
     `active`: requests whose handler is running. `port`: the one bound.
     """
 
-    def __init__(self, handler: Handler, limits: ServerLimits, budget: BodyBudget) -> None:
+    def __init__(
+        self, handler: Handler, take: Take, limits: ServerLimits, budget: BodyBudget
+    ) -> None:
         self.handler = handler
+        self.take = take
         self.limits = limits
         self.budget = budget
         self.draining = False
@@ -229,11 +232,12 @@ async def serve(
     *,
     sock: socket.socket | None = None,
     budget: BodyBudget | None = None,
+    take: Take = take_none,
 ) -> Server:
-    """Serves `handler` on host and port (0 picks one), or on a listening `sock`.
+    """Serves `handler` on host and port (0 picks one), or on a listening `sock`; what `take` takes needs no handler.
 
     `budget` bounds all bodies together, 1 GiB by default. Raises OSError when the port is taken.
     """
-    server = Server(handler, limits or ServerLimits(), budget or BodyBudget(DEFAULT_BUDGET))
+    server = Server(handler, take, limits or ServerLimits(), budget or BodyBudget(DEFAULT_BUDGET))
     await server.start(host, port, sock)
     return server

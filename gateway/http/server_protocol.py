@@ -7,6 +7,7 @@ connection would be guesswork. It knows no path and no model.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from gateway.domain import error_bodies
@@ -17,7 +18,7 @@ from gateway.http.bodies import Body, BodyBudget
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import ClientGone, RequestError
 from gateway.http.limits import ServerLimits
-from gateway.http.messages import JSON_TYPE, Handler, Request, Responder
+from gateway.http.messages import JSON_TYPE, Begun, Handler, Request, Responder
 from gateway.http.request_head import RequestHead, read_request_head
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,25 @@ SLICE: Final = 16 * 1024
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+class Errand(Protocol):
+    """A request that is served without a handler's task, as long as nothing needs one."""
+
+    def left(self) -> None:
+        """The client is gone: ends it."""
+        ...
+
+    def hand_over(self) -> None:
+        """The handler shall go on with it: calls `ServerProtocol.hand_over`."""
+        ...
+
+
 class Home(Protocol):
-    """What a connection needs of its server."""
+    """What a connection needs of its server. `take` begins an errand (`ServerProtocol.run`) of a request that came
+    whole, or leaves it to the handler (False)."""
 
     limits: ServerLimits
     handler: Handler
+    take: "Take"
     budget: BodyBudget
     draining: bool
     date: bytes
@@ -45,9 +60,18 @@ class Home(Protocol):
     def done(self) -> None: ...
 
 
+Take = Callable[["ServerProtocol", RequestHead, bytes, float], bool]
+"""Of a head, its whole body, and `loop.time()` when they were there."""
+
+
+def take_none(wire: "ServerProtocol", head: RequestHead, body: bytes, received_at: float) -> bool:
+    """Leaves everything to the handler."""
+    return False
+
+
 class ServerProtocol(asyncio.Protocol):
-    """States: waiting for a head; a request running (its body still arriving or not); discarding
-    the rest of a body nobody wanted; lingering (answered, closing, reading only to be polite).
+    """States: waiting for a head; a request running (its body still arriving or not), which may be an errand;
+    discarding the rest of a body nobody wanted; lingering (answered, closing, reading only to be polite).
     """
 
     def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,11 +79,13 @@ class ServerProtocol(asyncio.Protocol):
         self._home = home
         self._limits = home.limits
         self._transport: asyncio.Transport | None = None
-        self._peer = ""
+        self.peer = ""
+        """The client's address."""
         self._head = bytearray()  # an unfinished head
         self._searched = 0
         self._pending = bytearray()  # bytes of later requests
         self._request: Request | None = None
+        self._errand: Errand | None = None  # instead of a request
         self._task: asyncio.Task[None] | None = None
         self._handler_began = False
         self._arriving: Arriving | None = None  # the body that is still being received
@@ -85,7 +111,7 @@ class ServerProtocol(asyncio.Protocol):
         # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._wait_for("idle", self._limits.idle_timeout_s)
         self._home.opened(self)
 
@@ -96,7 +122,7 @@ class ServerProtocol(asyncio.Protocol):
             self._pending += data
         elif self._arriving is not None:
             self._receive_body(data)
-        elif self._request is not None:
+        elif self._request is not None or self._errand is not None:
             self._pending += data
         else:
             self._receive_head(data)
@@ -182,7 +208,7 @@ class ServerProtocol(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self._request is not None
+        return self._request is not None or self._errand is not None
 
     @property
     def spare(self) -> bool:
@@ -205,12 +231,17 @@ class ServerProtocol(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """A drain: an idle connection ends now, a busy one behind its answer."""
         self._keep_alive = False
-        if self._request is None and not self._closing and self._transport is not None:
+        if not self.busy and not self._closing and self._transport is not None:
             self._closing = True
             self._transport.close()
 
     def cut(self) -> bool:
         """Ends a running request; whether there was one."""
+        if self._errand is not None:
+            self._errand.hand_over()
+            # Behind the first step of the handler, which can then say why.
+            self.loop.call_soon(self._cancel_handler)
+            return True
         if self._task is None:
             self.abort()
             return False
@@ -277,22 +308,18 @@ class ServerProtocol(asyncio.Protocol):
         self._expects_continue = (
             facts.expect is not None and parsed.version == "1.1" and framing != 0
         )
+        now = self.loop.time()
+        if (
+            0 < framing == len(rest)
+            and self._keep_alive
+            and not self._expects_continue
+            and not self._write_paused
+            and self._home.take(self, parsed, rest, now)
+        ):
+            return
         body = self._make_body(framing)
-        request = Request(
-            self.loop,
-            method=parsed.method,
-            target=parsed.target,
-            path=parsed.path,
-            query=parsed.query,
-            version=parsed.version,
-            headers=parsed.headers,
-            body=body,
-            received_at=self.loop.time(),
-            peer=self._peer,
-        )
-        self._request = request
+        request = self._make_request(parsed, body, now)
         self._wait_for("request", 0.0)
-        self._responder = responder = Responder(self, parsed.method, parsed.version)
         if framing == 0:
             body.end()
             if rest:
@@ -302,13 +329,66 @@ class ServerProtocol(asyncio.Protocol):
             self._expects_continue = False
             body.fill(rest)
         else:
-            self._arriving = Arriving(body, framing, self._limits, self.loop.time())
+            self._arriving = Arriving(body, framing, self._limits, now)
             self._wait_for_body(self._arriving)
             if rest:
                 self._receive_body(rest)
         self._home.begun()
+        self._begin_handler(request)
+
+    def _make_request(self, head: RequestHead, body: Body, received_at: float) -> Request:
+        request = self._request = Request(
+            self.loop,
+            method=head.method,
+            target=head.target,
+            path=head.path,
+            query=head.query,
+            version=head.version,
+            headers=head.headers,
+            body=body,
+            received_at=received_at,
+            peer=self.peer,
+        )
+        self._responder = Responder(self, head.method, head.version)
+        return request
+
+    def _begin_handler(self, request: Request) -> None:
+        responder = self._responder
+        assert responder is not None, "made with the request"
         self._handler_began = False
         self._task = self.loop.create_task(self._run(request, responder))
+
+    # -- errands -------------------------------------------------------------------------------
+
+    def run(self, errand: Errand) -> None:
+        """The request that just came is an errand, until `errand_done` or `hand_over`."""
+        self._errand = errand
+        self._wait_for("request", 0.0)
+        self._home.begun()
+
+    def errand_done(self) -> None:
+        """The whole answer was written."""
+        self._errand = None
+        self._ended(finished=True)
+
+    def errand_failed(self, *, started: bool) -> None:
+        """It cannot be answered as it should; `started`: something of an answer was written."""
+        self._errand = None
+        self._keep_alive = False
+        if not started:
+            responder = Responder(self, "POST", "1.1")
+            code, message = "internal_error", "The gateway failed; the log says why."
+            responder.send_now(500, [JSON_TYPE], error_bodies.error_body(500, code, message))
+        self._ended(finished=not started)
+
+    def hand_over(self, head: RequestHead, whole: bytes, received_at: float, begun: Begun) -> None:
+        """The handler goes on with an errand, which had this head and body."""
+        self._errand = None
+        body = self._make_body(len(whole))
+        request = self._make_request(head, body, received_at)
+        request.begun = begun
+        body.fill(whole)
+        self._begin_handler(request)
 
     def _make_body(self, framing: int) -> Body:
         limits = self._limits
@@ -415,10 +495,13 @@ class ServerProtocol(asyncio.Protocol):
         self._task = None
         self._responder = None
         self._engine = None
+        self._ended(finished=responder.finished)
+
+    def _ended(self, *, finished: bool) -> None:
         self._home.done()
         if self._gone:
             return
-        if not responder.finished:
+        if not finished:
             # Cut in the middle: only a broken connection tells the client.
             self.abort()
         elif not self._keep_alive:
@@ -443,7 +526,7 @@ class ServerProtocol(asyncio.Protocol):
     def _pump(self) -> None:
         """Feeds what was kept while a request was answered, in slices, as far as it may go now."""
         while self._pending and not self._closing:
-            if self._arriving is None and self._request is not None:
+            if self._arriving is None and self.busy:
                 break
             piece = bytes(self._pending[:SLICE])
             del self._pending[:SLICE]
@@ -495,6 +578,13 @@ class ServerProtocol(asyncio.Protocol):
         self._wait_for("linger", self._limits.linger_s)
 
     def _client_left(self) -> None:
+        errand = self._errand
+        if errand is not None:
+            self._gone = True
+            self._errand = None
+            errand.left()
+            self._home.done()
+            return
         request, task = self._request, self._task
         if request is not None and task is not None:
             self._gone = True
@@ -509,6 +599,8 @@ class ServerProtocol(asyncio.Protocol):
             return
         task.cancel()
         if not self._handler_began:
+            if request.begun is not None:
+                request.begun.drop()
             request.body.release()
             self._answered(responder)
 
@@ -542,7 +634,7 @@ class ServerProtocol(asyncio.Protocol):
         """The client takes its answers again: the bound of what is going on otherwise counts from now."""
         if self._arriving is not None:
             self._wait_for_body(self._arriving)
-        elif self._request is not None:
+        elif self.busy:
             self._wait_for("request", 0.0)
         elif self._head:
             self._wait_for("head", self._limits.head_timeout_s)

@@ -40,7 +40,7 @@ def of_a_gateway() -> dict[str, str]:
         gateway, metrics = Gateway("gw", GatewaySettings(), LoopClock()), Metrics()
         log = MemoryLog(MemoryBroker(), source="/gateway/gw")
         Admin(gateway, metrics, Timelines())
-        Accounting("gw", "i", log, gateway.clock, metrics)
+        Accounting("gw", "i", log, metrics)
         return metrics.render()
 
     return kinds_of(run(scraped()))

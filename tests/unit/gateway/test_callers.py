@@ -54,9 +54,11 @@ def test_a_key_that_expires_ends_the_requests_of_an_open_connection_too() -> Non
     clock_end = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=1)
     _, callers, clock = _set_up(expires_at=clock_end)
     request = _asking(text_of())
-    assert [_told(callers.identify("inference", request)) for _ in range(2)] == [ID, ID]
+    assert [
+        _told(callers.identify("inference", request.headers, request.peer)) for _ in range(2)
+    ] == [ID, ID]
     clock.at = clock_end
-    assert _told(callers.identify("inference", request)) == "invalid_api_key"
+    assert _told(callers.identify("inference", request.headers, request.peer)) == "invalid_api_key"
 
 
 def test_a_key_that_changes_or_goes_is_looked_at_anew() -> None:
@@ -64,24 +66,24 @@ def test_a_key_that_changes_or_goes_is_looked_at_anew() -> None:
     table = gateway.table
     assert table is not None
     request = _asking(text_of())
-    assert _told(callers.identify("inference", request)) == ID
+    assert _told(callers.identify("inference", request.headers, request.peer)) == ID
     table.keys.put(a_key(rpm=5))
-    changed = callers.identify("inference", request)
+    changed = callers.identify("inference", request.headers, request.peer)
     assert isinstance(changed, Caller)
     assert changed.key is not None
     assert changed.key.rpm == 5
     table.keys.put(a_key(hash="0" * 64))
-    assert _told(callers.identify("inference", request)) == "invalid_api_key"
+    assert _told(callers.identify("inference", request.headers, request.peer)) == "invalid_api_key"
     table.keys.drop(ID)
     table.keys.had_any = True
-    assert _told(callers.identify("inference", request)) == "invalid_api_key"
+    assert _told(callers.identify("inference", request.headers, request.peer)) == "invalid_api_key"
 
 
 def test_who_was_refused_is_not_remembered() -> None:
     gateway, callers, _ = _set_up(hash="0" * 64)
     request = _asking(text_of())
-    assert _told(callers.identify("inference", request)) == "invalid_api_key"
+    assert _told(callers.identify("inference", request.headers, request.peer)) == "invalid_api_key"
     table = gateway.table
     assert table is not None
     table.keys.put(a_key())
-    assert _told(callers.identify("inference", request)) == ID
+    assert _told(callers.identify("inference", request.headers, request.peer)) == ID

@@ -1,0 +1,520 @@
+"""Serves the plain request on its way through, without a task: its model runs, its answer comes in one piece.
+
+Most requests that are no stream are of this kind, and a task with all it carries costs more than all that they need.
+Whatever turns out otherwise, at any moment, is handed over to the handler as it stands then, and goes on there as if
+it had begun there; nothing is refused, retried or waited for here. It keeps no rule of its own: who may ask, what is
+admitted, which replica and what is counted are asked of the same parts that the handler asks.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Final
+
+import msgspec
+
+from gateway.adapterdesk import Seeking
+from gateway.adapters import Adapters
+from gateway.begun import Begun
+from gateway.callers import Callers
+from gateway.domain.admission import Route
+from gateway.domain.affinity import HEADERS, PATHS, Affinity, by_beginning, by_session
+from gateway.domain.answers import Answer
+from gateway.domain.cors import answer_headers
+from gateway.domain.http_rules import HeaderList, Headers, client_response_headers
+from gateway.domain.keytable import Caller
+from gateway.domain.model_rewrite import replace_model, replace_named_model
+from gateway.domain.names import Place, place_of
+from gateway.domain.places import RESPONSES
+from gateway.domain.reasons import reason_headers
+from gateway.domain.request_fields import RequestFields, read_plain
+from gateway.domain.routing import Why
+from gateway.domain.tokens import tokens_of_whole
+from gateway.domain.traces import new_trace, own_lines
+from gateway.endings import Endings, Plain
+from gateway.endpoints import EngineKey
+from gateway.gateway import Gateway
+from gateway.http.bodies import BodyBudget
+from gateway.http.client import EngineClient
+from gateway.http.engine_connection import EngineConnection
+from gateway.http.engine_response import EngineResponse
+from gateway.http.exchange import Exchange
+from gateway.http.outgoing import INLINE_BODY, Front, rendered
+from gateway.http.request_head import RequestHead
+from gateway.http.server_protocol import ServerProtocol
+from gateway.inhand import Run
+from gateway.intake import json_onward, may_be_json
+from gateway.limits import Grant, Limits
+from gateway.loadingstream import HEADER as LOADING
+from gateway.metrics import Metrics
+from gateway.served import CLIENT_GONE, Served, charge
+from gateway.timeline import Timeline, Timelines
+from schemas.model import Model
+from schemas.replica import Replica
+
+log = logging.getLogger("gateway.express")
+
+_APART: Final = (b"x-request-id", b"traceparent", LOADING)
+"""Headers that make a request another than all others of its head; the handler reads them."""
+
+_MOST_FRONTS: Final = 64
+"""So many replicas' beginnings of a request are kept with a head; a client that asks many models makes them anew."""
+
+_OWN_ID: Final = b"x-request-id: %(id)b\r\n"
+_BOTH_IDS: Final = b"x-request-id: %(id)b\r\nrequest-id: %(id)b\r\n"
+"""As `Envelope.headers` tells it at Anthropic's paths."""
+
+
+class Lane:
+    """What all requests with one head have in common."""
+
+    __slots__ = (
+        "caller",
+        "cors",
+        "fronts",
+        "head",
+        "ids",
+        "onward",
+        "path",
+        "place",
+        "plain",
+        "priority",
+        "session",
+        "tied",
+    )
+
+    def __init__(self, head: RequestHead, place: Place, caller: Caller, cors: HeaderList) -> None:
+        headers = head.headers
+        self.head = head
+        self.place = place
+        self.caller = caller
+        self.path = place.path
+        self.ids = _OWN_ID if place.envelope == "openai" else _BOTH_IDS
+        self.cors = rendered(cors)
+        self.onward = json_onward(headers)
+        self.priority = headers.get(b"x-yard-priority")
+        given = next((v for v in map(headers.get, HEADERS) if v is not None), None)
+        self.session = None if given is None else by_session(given)
+        self.tied = self.session is not None or (given is None and place.path in PATHS)
+        self.fronts: dict[str, Front] = {}
+        self.plain: dict[tuple[str, str], Plain] = {}
+
+
+class Express:
+    """One for all requests of a gateway."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        callers: Callers,
+        limits: Limits,
+        client: EngineClient,
+        adapters: Adapters,
+        metrics: Metrics,
+        timelines: Timelines,
+        endings: Endings,
+        budget: BodyBudget,
+        *,
+        engine_key: EngineKey,
+        new_request_id: Callable[[], str],
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self.gateway = gateway
+        self.clock = gateway.clock
+        self.callers = callers
+        self.limits = limits
+        self.client = client
+        self.adapters = adapters
+        self.metrics = metrics
+        self.timelines = timelines
+        self.endings = endings
+        self.budget = budget
+        self.engine_key = engine_key
+        self.new_request_id = new_request_id
+        self.random_bits = random_bits
+
+    def take(self, wire: ServerProtocol, head: RequestHead, body: bytes, received_s: float) -> bool:
+        """Takes a request that came whole, if it is a plain one that can go out now; else nothing has happened.
+
+        1. its head asks for nothing else, and it may come in
+        2. it is no stream, and its model runs without a line
+        3. there is room for its body, and its key's limits have some
+        """
+        memo = head.headers.memo
+        lane: Lane | None = memo.get("lane")
+        callers = self.callers
+        if lane is None or not callers.is_still(lane.caller):  # 1
+            lane = None if memo.get("no lane") else self._lane_of(head, wire.peer)
+            if lane is None:
+                return False
+        plain = read_plain(body)  # 2
+        if plain is None or self.gateway.draining:
+            return False
+        fields, beginning = plain
+        route = self.gateway.admit(fields.model, lane.path, accepted=True)
+        if not isinstance(route, Route) or route.model.concurrency:
+            return False
+        size = len(body)
+        if size > INLINE_BODY or not self.budget.take(size):  # 3
+            return False
+        grant = None
+        if lane.caller.key is not None:
+            grant = self.limits.enter(lane.caller, fields, size)
+            if isinstance(grant, Answer):
+                self.budget.give(size)
+                return False
+        errand = Errand(self, wire, lane, body, fields, grant, received_s)
+        wire.run(errand)
+        try:
+            errand.begin(route, beginning)
+        except Exception:
+            log.exception("an errand failed", extra={"path": lane.path})
+            errand.fail()
+        return True
+
+    def _lane_of(self, head: RequestHead, peer: str) -> Lane | None:
+        """What requests with this head have in common; None: they are the handler's."""
+        headers = head.headers
+        memo = headers.memo
+        memo["lane"] = None
+        place = place_of(head.method, head.path)
+        if (
+            place.kind != "inference"
+            or place.on is not None
+            or place.model
+            or place.response
+            or place.form
+            # What is answered there is kept account of.
+            or place.path == RESPONSES
+            or head.query
+            or not may_be_json(headers)
+            or any(headers.get(name) is not None for name in _APART)
+        ):
+            memo["no lane"] = True
+            return None
+        caller = self.callers.identify("inference", headers, peer)
+        if isinstance(caller, Answer):
+            return None
+        cors = answer_headers(headers.get(b"origin"), self.gateway.settings.cors_origins)
+        lane = memo["lane"] = Lane(head, place, caller, cors)
+        return lane
+
+
+class Errand:
+    """One request on its way: `begin`, then either `answered`, `left`, or `hand_over`."""
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_express",
+        "_fields",
+        "_grant",
+        "_how",
+        "_is_over",
+        "_lane",
+        "_limited",
+        "_model",
+        "_received_s",
+        "_run",
+        "_seeking",
+        "_served",
+        "_size",
+        "_timeline",
+        "_wire",
+        "_written_s",
+    )
+
+    def __init__(
+        self,
+        express: Express,
+        wire: ServerProtocol,
+        lane: Lane,
+        body: bytes,
+        fields: RequestFields,
+        grant: Grant | None,
+        received_s: float,
+    ) -> None:
+        self._express = express
+        self._wire = wire
+        self._lane = lane
+        self._body = body
+        self._size = len(body)
+        self._fields = fields
+        self._grant = grant
+        self._limited = b"" if grant is None else express.limits.lines(lane.caller)
+        self._received_s = received_s
+        trace = new_trace(express.random_bits(192))
+        self._timeline = Timeline(express.new_request_id(), received_s, trace)
+        self._model: Model | None = None
+        self._seeking: Seeking | None = None
+        self._run: Run | None = None
+        self._how = ""
+        self._connection: EngineConnection | None = None
+        self._written_s = 0.0
+        self._served: Served | None = None
+        self._is_over = False
+
+    def begin(self, route: Route, beginning: msgspec.Raw | None) -> None:
+        """Sends it to a replica of the route, or hands it over."""
+        express, timeline, lane = self._express, self._timeline, self._lane
+        self._model = route.model
+        name, asked = route.model.name, self._fields.model
+        express.timelines.keep(timeline, name)
+        if route.adapter is not None:
+            self._seeking = Seeking(asked, timeline.request_id)
+        tie = partial(_tie, lane.session, beginning) if lane.tied else None
+        run = express.gateway.start(route, self.abort, self._seeking, affinity=tie)
+        if not isinstance(run, Run):
+            self.hand_over()
+            return
+        self._run = run
+        if run.adapted is not None:
+            name = express.adapters.hit(run)
+            self._how = "hit" if name else ""
+        replica = run.replica
+        endpoint = replica.endpoint
+        assert endpoint is not None, "routable replicas have an endpoint"
+        kept = express.client.take(endpoint) if name else None
+        if kept is None:
+            self.hand_over()
+            return
+        self._connection = connection = kept[0]
+        body = self._body
+        if asked != name:
+            body = replace_named_model(body, msgspec.json.encode(name))
+        front = lane.fronts.get(replica.id)
+        if front is None or front.of is not replica:
+            front = self._new_front(replica, kept[1])
+        connection.ask(
+            self, "POST", front.block(own_lines(timeline.request_id, timeline.trace), body)
+        )
+        self._written_s = timeline.marks["written_to_engine"] = express.clock.now_s()
+
+    def _new_front(self, replica: Replica, host: bytes) -> Front:
+        lane = self._lane
+        if len(lane.fronts) > _MOST_FRONTS:
+            lane.fronts.clear()
+            lane.plain.clear()
+        key = self._express.engine_key(replica)
+        secret = None if key is None else key.encode("ascii")
+        front = Front(replica, "POST", lane.path, host, secret, lane.onward)
+        lane.fronts[replica.id] = front
+        return front
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def answered(self, headers: Headers, body: bytes) -> None:
+        """The engine's whole answer is here: it goes out, and all that was counted ends."""
+        try:
+            self._answer(headers, body)
+        except Exception:
+            log.exception("an errand failed", extra={"path": self._lane.path})
+            self.fail()
+        else:
+            self._wire.errand_done()
+
+    def _answer(self, headers: Headers, body: bytes) -> None:
+        express, timeline, run, lane = self._express, self._timeline, self._run, self._lane
+        assert run is not None, "asked by a run"
+        self._connection = None
+        wire = self._wire
+        now_s = express.clock.now_s()
+        marks = timeline.marks
+        marks["first_byte"] = marks["last_byte"] = now_s
+        onward, is_text = _told_by(headers)
+        used = None
+        if is_text:
+            used = tokens_of_whole(body)
+            if self._fields.model != run.model:
+                body = replace_model(body, self._fields.model)
+        size = len(body)
+        replica = run.replica.id
+        closing = b"connection: close\r\n" if wire.will_close() else b""
+        wire.write(
+            b"HTTP/1.1 200 OK\r\n%b%b%b%b%bcontent-length: %d\r\ndate: %b\r\n%b\r\n%b"
+            % (
+                onward,
+                _why_lines(run.model, replica, run.why, self._how),
+                lane.ids % {b"id": timeline.request_id.encode()},
+                lane.cors,
+                self._limited,
+                size,
+                wire.date(),
+                closing,
+                body,
+            )
+        )
+        self._is_over = True
+        gateway = express.gateway
+        if run.lost is None:
+            gateway.judge(run.replica, good=True)
+        gateway.finish(run, used=True)
+        express.budget.give(self._size)
+        if self._how:
+            express.metrics.count_adapter(run.model, self._how)
+        if express.endings.tells_spans:
+            served = self._told()
+            served.status, served.sent_bytes, served.used, served.whole = 200, size, used, True
+            express.metrics.answered_first(run.model, now_s - self._written_s)
+            self._end(served)
+            return
+        if self._grant is not None:
+            self._grant.end(charge(self._grant, used, self._size))
+        plain = lane.plain.get((replica, self._how and self._fields.model))
+        if plain is None:
+            plain = self._new_plain(replica)
+        express.endings.answered(
+            plain,
+            timeline,
+            received_s=self._received_s,
+            written_s=self._written_s,
+            answered_s=now_s,
+            used=used,
+            sent_bytes=size,
+        )
+
+    def _new_plain(self, replica: str) -> Plain:
+        lane = self._lane
+        plain = self._express.endings.plain(
+            self._told(), lane.place, self._wire.peer, lane.priority
+        )
+        lane.plain[replica, self._how and self._fields.model] = plain
+        return plain
+
+    def _told(self) -> Served:
+        """What the handler, or whoever says how it ended, has to know of it."""
+        if self._served is None:
+            self._served = served = Served(
+                caller=self._lane.caller,
+                grant=self._grant,
+                asked_bytes=self._size,
+                path=self._lane.path,
+                how=self._how,
+            )
+            if self._model is not None:
+                served.model = self._model.name
+            if self._run is not None:
+                served.replica = self._run.replica.id
+                if self._run.adapted is not None:
+                    served.adapter = self._run.adapted.entry.adapter.name
+        return self._served
+
+    def left(self) -> None:
+        """Its client is gone, or nobody goes on with it."""
+        if self._connection is not None:
+            self._connection.drop()
+        if self._release():
+            served = self._told()
+            served.status, served.code = CLIENT_GONE, "client_gone"
+            served.complete = False
+            self._end(served)
+
+    def fail(self) -> None:
+        """Something failed that should not: it is answered as far as it can be, and all that was counted ends."""
+        if self._connection is not None:
+            self._connection.drop()
+        started = self._is_over
+        if self._release():
+            served = self._told()
+            served.status, served.code = 500, "internal_error"
+            self._end(served)
+        self._wire.errand_failed(started=started)
+
+    def _release(self) -> bool:
+        """Gives back what it holds; False: it did that before."""
+        if self._is_over:
+            return False
+        self._is_over = True
+        self._give_body()
+        if self._run is not None:
+            self._express.gateway.finish(self._run, used=False)
+        return True
+
+    def _end(self, served: Served) -> None:
+        lane = self._lane
+        self._express.endings.ended(
+            served,
+            self._timeline,
+            lane.place,
+            method="POST",
+            path=lane.path,
+            peer=self._wire.peer,
+            received_s=self._received_s,
+            priority=lane.priority,
+        )
+
+    def _give_body(self) -> bytes:
+        """Its body is kept no more, or by somebody else."""
+        body, self._body = self._body, b""
+        self._express.budget.give(len(body))
+        return body
+
+    # -- handing over --------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """The handler goes on with it."""
+        if self._connection is not None:
+            self._connection.hand_over()
+            return
+        timeline, now_s = self._timeline, self._express.clock.now_s
+        self._to_handler(Exchange(lambda: timeline.mark("written_to_engine", now_s())), None)
+
+    def otherwise(self, answer: "asyncio.Future[EngineResponse]") -> Exchange:
+        """The engine's answer is another than hoped for, or none: the handler sees to it."""
+        exchange = Exchange()
+        exchange.written_at = self._timeline.marks.get("written_to_engine")
+        self._to_handler(exchange, answer)
+        return exchange
+
+    def abort(self, reason: str) -> None:
+        """Its replica is gone, says the log."""
+        self.hand_over()
+        assert self._run is not None, "only a run is aborted"
+        self._run.abort(reason)
+
+    def _to_handler(
+        self, exchange: Exchange, answer: "asyncio.Future[EngineResponse] | None"
+    ) -> None:
+        run = self._run
+        if run is not None:
+            run.abort = exchange.abort
+        body = self._give_body()
+        begun = Begun(
+            place=self._lane.place,
+            timeline=self._timeline,
+            served=self._told(),
+            fields=self._fields,
+            drop=self.left,
+            seeking=self._seeking,
+            run=run,
+            exchange=exchange,
+            connection=self._connection,
+            answer=answer,
+        )
+        self._wire.hand_over(self._lane.head, body, self._received_s, begun)
+
+
+def _tie(session: Affinity | None, beginning: msgspec.Raw | None) -> Affinity | None:
+    """What ties a request to a replica, where there is a choice."""
+    return session if beginning is None or session is not None else by_beginning(beginning)
+
+
+@lru_cache(maxsize=4096)
+def _why_lines(model: str, replica: str, why: Why, how: str) -> bytes:
+    """What an answer tells of where it came from, after no wait."""
+    adapter = ((b"x-yard-adapter", how.encode()),) if how else ()
+    return rendered(((b"x-yard-waited-ms", b"0"), *reason_headers(model, replica, why), *adapter))
+
+
+def _told_by(headers: Headers) -> tuple[bytes, bool]:
+    """Of an engine's headers the lines that go on to the client, and whether its body may name its model."""
+    memo = headers.memo
+    onward: bytes | None = memo.get("to client")
+    if onward is None:
+        onward = memo["to client"] = rendered(client_response_headers(headers.items, sse=False))
+    is_text: bool | None = memo.get("is text")
+    if is_text is None:
+        kind = headers.get(b"content-type")
+        is_text = memo["is text"] = kind is None or b"json" in kind.lower()
+    return onward, is_text
