@@ -188,6 +188,8 @@ class Express:
             # What is answered there is kept account of.
             or place.path == RESPONSES
             or head.query
+            # Its answers have to say that their connection stays.
+            or head.version == "1.0"
             or not may_be_json(headers)
             or any(headers.get(name) is not None for name in _APART)
         ):
