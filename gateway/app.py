@@ -415,8 +415,11 @@ async def main(service: Service) -> None:
         service.signal = signal.SIGHUP
         service.stopping.set()
 
-    if worker is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, succeed)
+    def stay() -> None:
+        log.warning("SIGHUP without workers: nobody would succeed this gateway, so it goes on")
+
+    hung_up = stay if worker is None else succeed
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
 
     async def serving() -> None:
         async with run_gateway(

@@ -141,6 +141,27 @@ async def tell(log: JetStreamLog, made: Recorded, expected_seq: int = 0) -> int:
     return (await log.append(draft, epoch=1)).seqs[0]
 
 
+def test_a_gateway_without_workers_goes_on_when_it_hears_sighup(tmp_path: Path) -> None:
+    """As who is used to other servers sends it, to have settings read anew."""
+
+    async def story() -> None:
+        async with yard(tmp_path) as (nats, log, _):
+            await tell(log, Story().model())
+            gateway = GatewayProcess(nats, tmp_path)
+            await gateway.start()
+            try:
+                await gateway.listens()
+                os.kill(gateway.pid, signal.SIGHUP)
+                told = tmp_path / "gateway.log"
+                await until(lambda: "SIGHUP without workers" in told.read_text(), "it to be told")
+                await gateway.listens()
+                assert await gateway.end(signal.SIGTERM) == 0
+            finally:
+                await gateway.end(signal.SIGKILL)
+
+    run(story(), timeout_s=40.0)
+
+
 def test_the_service_serves_survives_nats_and_ends_on_sigterm(tmp_path: Path) -> None:
     async def story() -> None:
         async with yard(tmp_path) as (nats, log, wire):
