@@ -160,7 +160,7 @@ class Express:
             return False
         grant = None
         if lane.caller.key is not None:
-            grant = self.limits.enter(lane.caller, fields, size)
+            grant = self.limits.enter(lane.caller, fields, size, route.model)
             if isinstance(grant, Answer):
                 self.budget.give(size)
                 return False

@@ -5,7 +5,7 @@ waiting room, a count on a replica, an answer owed) is one call that nothing can
 I/O: requests, log, engines and files are the affair of the tasks around it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.adapterdesk import Adapted, AdapterDesk, Seeking
 from gateway.clock import Clock
@@ -15,7 +15,7 @@ from gateway.domain.admission import (
     Wait,
     admit,
 )
-from gateway.domain.affinity import Affinity, prefer
+from gateway.domain.affinity import Affinity, first_near, ranked
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
 from gateway.domain.pins import Pins
@@ -51,6 +51,9 @@ from schemas.settings import GatewaySettings
 
 RESTED = ("parked", "starting")
 """Phases a replica serves again from, if it ever does; `starting`: also when it resumes."""
+
+_MOST_ORDERS = 4096
+"""Of so many conversations it is remembered which replicas they prefer."""
 
 DEFAULT_WAIT_S = GatewaySettings().wait_s
 
@@ -108,6 +111,7 @@ class Gateway:
         # and who refused a connection. What an adapter's depends on changes with the time too; it is not kept.
         self._routes: dict[tuple[str, str], Route] = {}
         self._routed_without: frozenset[str] = frozenset()
+        self._orders: dict[int, tuple[tuple[Replica, ...], Sequence[Replica]]] = {}
 
     @property
     def ejected(self) -> Mapping[str, Loss | str]:
@@ -195,7 +199,7 @@ class Gateway:
             inflight, others = self.usage.by_replica, self.others_inflight()
             tie = None if affinity is None else affinity()
             if tie is not None:
-                replica, why = prefer(candidates, tie, inflight, others), tie.by
+                replica, why = first_near(self._ranked(candidates, tie), inflight, others), tie.by
             else:
                 least = choose(candidates, inflight, key=self.id, others=others)
                 assert least is not None, "a route has candidates"
@@ -224,6 +228,17 @@ class Gateway:
         if self.usage.begin(run.model, replica.id):
             self.on_edge(False)
         return run
+
+    def _ranked(self, candidates: tuple[Replica, ...], tie: Affinity) -> Sequence[Replica]:
+        """Kept for the conversations of late, as long as a route has the same candidates."""
+        kept = self._orders.get(tie.key)
+        if kept is not None and kept[0] is candidates:
+            return kept[1]
+        if len(self._orders) >= _MOST_ORDERS:
+            self._orders.clear()
+        order = ranked(candidates, tie)
+        self._orders[tie.key] = (candidates, order)
+        return order
 
     def finish(self, run: Run, *, used: bool) -> None:
         """Ends what `start` counted. `used`: the client got an answer from it."""

@@ -13,6 +13,7 @@ from gateway.domain.request_fields import RequestFields
 from gateway.domain.rights import forbidden
 from gateway.gateway import Gateway
 from schemas.key import Key
+from schemas.model import Model
 
 BYTES_PER_TOKEN = 4
 """What a token of a request's body is reckoned at, until its engine says how many there were."""
@@ -51,20 +52,31 @@ class Limits:
         self.on_pressed: Callable[[], None] = lambda: None
         self.ledger = Ledger(gateway.id, incarnation)
 
-    def enter(self, caller: Caller, fields: RequestFields, body_size: int) -> Grant | Answer | None:
-        """Whether a request goes on: a grant that has to be ended, the answer to it, or None: nothing limits it."""
-        if caller.key is None:
+    def enter(
+        self, caller: Caller, fields: RequestFields, body_size: int, model: Model | None = None
+    ) -> Grant | Answer | None:
+        """Whether a request goes on: a grant that has to be ended, the answer to it, or None: nothing limits it.
+        `model` is the one it is for, where that is known."""
+        key = caller.key
+        if key is None:
             return None
-        return forbidden(caller, fields.model, self._gateway.table) or self.admit(
-            caller, fields, body_size
-        )
+        if key.models:
+            refused = forbidden(caller, fields.model, self._gateway.table)
+            if refused is not None:
+                return refused
+        return self.admit(caller, fields, body_size, model)
 
-    def admit(self, caller: Caller, fields: RequestFields, body_size: int) -> Grant | Answer | None:
+    def admit(
+        self, caller: Caller, fields: RequestFields, body_size: int, model: Model | None = None
+    ) -> Grant | Answer | None:
         """Counts a request of its caller, or says which limit has no room; None: its key has no limits."""
         key = caller.key
         if key is None or not (key.rpm or key.tpm or key.parallel):
             return None
-        tokens = self._estimate(fields, body_size) if key.tpm else 0
+        tokens = 0
+        if key.tpm:
+            model = self._model_of(fields.model) if model is None else model
+            tokens = _estimate(fields, body_size, model)
         ledger = self.ledger
         held = ledger.admit(key, tokens, self._gateway.clock.now_s())
         if ledger.pressed:
@@ -98,17 +110,26 @@ class Limits:
             return b""
         return limit_lines(key, self.ledger.read(key, self._gateway.clock.now_s()))
 
-    def _estimate(self, fields: RequestFields, body_size: int) -> int:
-        """The most tokens a request can come to: its body's and its answer's, never more than the model's context.
-
-        That bound matters for images: their bytes are far more than their tokens.
-        """
-        tokens = body_size // BYTES_PER_TOKEN + (fields.max_tokens or 0)
+    def _model_of(self, name: str) -> Model | None:
+        """The model that serves what goes by this name."""
         table = self._gateway.table
-        model = None if table is None else table.model(fields.model)
-        if table is not None and model is None:
-            entry = table.adapter(fields.model)
+        if table is None:
+            return None
+        model = table.model(name)
+        if model is None:
+            entry = table.adapter(name)
             model = None if entry is None else table.base_of(entry)
-        if model is not None and model.context_length:
-            tokens = min(tokens, model.context_length)
-        return max(tokens, 1)
+        return model
+
+
+def _estimate(fields: RequestFields, body_size: int, model: Model | None) -> int:
+    """The most tokens a request can come to: its body's and its answer's, never more than the model's context.
+
+    That bound matters for images: their bytes are far more than their tokens.
+    """
+    tokens = body_size // BYTES_PER_TOKEN
+    if fields.max_tokens is not None:
+        tokens += fields.max_tokens
+    if model is not None and 0 < model.context_length < tokens:
+        tokens = model.context_length
+    return tokens or 1

@@ -53,7 +53,9 @@ class Timelines:
     def keep(self, timeline: Timeline, model: str) -> None:
         """From now on the timeline can be found, until `per_model` later ones of the model came."""
         timeline.model = model
-        of_model = self._by_model.setdefault(model, deque())
+        of_model = self._by_model.get(model)
+        if of_model is None:
+            of_model = self._by_model[model] = deque()
         of_model.append(timeline)
         self._by_id[timeline.request_id] = timeline
         if len(of_model) > self._per_model:

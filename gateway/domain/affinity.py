@@ -85,20 +85,29 @@ def prefer(
     inflight: Mapping[str, int],
     others: Mapping[str, int],
 ) -> Replica:
-    """The first in the order of this affinity that is not clearly busier than the least busy.
+    """The first in the order of this affinity that is not clearly busier than the least busy."""
+    return first_near(ranked(candidates, affinity), inflight, others)
 
-    The order is by rendezvous, with the shares that weights promise: a replica that comes or goes moves its own part
-    of the conversations and no other.
+
+def ranked(candidates: Sequence[Replica], affinity: Affinity) -> list[Replica]:
+    """The candidates in the order of this affinity.
+
+    By rendezvous, with the shares that weights promise: a replica that comes or goes moves its own part of the
+    conversations and no other.
     """
-    loads = [load_of(r, inflight, others) for r in candidates]
+    return sorted(candidates, key=lambda r: (_distance(affinity.key, r), r.id))
+
+
+def first_near(
+    order: Sequence[Replica], inflight: Mapping[str, int], others: Mapping[str, int]
+) -> Replica:
+    """The first in this order that is not clearly busier than the least busy."""
+    first = order[0]
+    if load_of(first, inflight, others) <= SLACK:
+        return first  # whatever the others': with this request each has some load
+    loads = [load_of(r, inflight, others) for r in order]
     most = min(loads) + SLACK
-    key = affinity.key
-    near = [
-        (_distance(key, r), r.id, r)
-        for r, load in zip(candidates, loads, strict=True)
-        if load <= most
-    ]
-    return min(near)[2]
+    return next(r for r, load in zip(order, loads, strict=True) if load <= most)
 
 
 def _distance(key: int, replica: Replica) -> float:

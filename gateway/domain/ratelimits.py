@@ -17,6 +17,9 @@ _BUCKETS: Final = SPAN_S + 1
 """The second that runs now and 60 whole ones: all that 60 seconds ending at any moment can touch. What is counted
 leaves up to a second late, never early."""
 
+NOT_YET_S: Final = _BUCKETS
+"""In so many seconds all has left of what is used in the second that runs."""
+
 What = Literal["requests", "tokens", "parallel"]
 
 

@@ -65,8 +65,11 @@ def choose(
 
 def load_of(replica: Replica, inflight: Mapping[str, int], others: Mapping[str, int]) -> float:
     """What runs at a replica with one request more, for its weight."""
-    running = inflight.get(replica.id, 0) + others.get(replica.id, 0)
-    return (running + 1) / max(replica.weight, 1)
+    running = inflight.get(replica.id, 0) + 1
+    if others:
+        running += others.get(replica.id, 0)
+    weight = replica.weight
+    return running / weight if weight > 1 else float(running)
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.domain.ratelimits import Reading, Refused, What, Window
+from gateway.domain.ratelimits import NOT_YET_S, Reading, Refused, What, Window
 from schemas.beacons import KeyUse
 from schemas.key import Key
 
@@ -63,6 +63,8 @@ class KeyBook:
         "_low_requests",
         "_low_running",
         "_low_tokens",
+        "_new_requests",
+        "_new_tokens",
         "_own_requests",
         "_own_tokens",
         "_second",
@@ -85,6 +87,9 @@ class KeyBook:
         self.others_held = 0
         self.used_second = 0
         self._second = 0
+        # Of the second that runs; they come into the windows when it is over, or somebody looks closer.
+        self._new_requests = 0
+        self._new_tokens = 0
         self._own_requests = Window()
         self._own_tokens = Window()
         self._all_requests = Window()
@@ -105,8 +110,8 @@ class KeyBook:
         """
         if second != self._second:
             self._move(second)
-        requests = self._all_requests.total
-        used_tokens = self._all_tokens.total + self.held + self.others_held
+        requests = self._all_requests.total + self._new_requests
+        used_tokens = self._all_tokens.total + self._new_tokens + self.held + self.others_held
         running = self.running + self.others_running
         pressed = False
         if gateways == 1:
@@ -117,6 +122,7 @@ class KeyBook:
             if key.parallel and running >= key.parallel:
                 return self._refused("parallel", key.parallel, 1, running)
         else:
+            self._count_new()
             if key.rpm:
                 unheard = min(self.requests - self._low_requests, self._own_requests.total)
                 if not fits(1, key.rpm, requests, unheard, gateways, known):
@@ -139,8 +145,7 @@ class KeyBook:
         self.running += 1
         self.held += tokens
         self.used_second = second
-        self._own_requests.add(1)
-        self._all_requests.add(1)
+        self._new_requests += 1
         return pressed
 
     def end(self, held: int, used: int, second: int) -> None:
@@ -152,12 +157,12 @@ class KeyBook:
         if second != self._second:
             self._move(second)
         if used > 0:
-            self._own_tokens.add(used)
-            self._all_tokens.add(used)
+            self._new_tokens += used
 
     def _refused(self, what: What, limit: int, cost: int, used: int) -> Refused:
         """When there is room: as what is over 60 seconds old leaves. What runs holds its place, and its tokens, until
         it ends, which nobody knows; what is only left to others, until they tell."""
+        self._count_new()
         too_much = used + cost - limit
         frees_s: int | None = 1
         if too_much > 0:
@@ -222,11 +227,12 @@ class KeyBook:
         if second != self._second:
             self._move(second)
         held = self.held + self.others_held
+        requests, tokens = self._new_requests, self._new_tokens
         return Reading(
-            requests=self._all_requests.total,
-            requests_reset_s=self._all_requests.empties_s,
-            tokens=self._all_tokens.total + held,
-            tokens_reset_s=60 if held else self._all_tokens.empties_s,
+            requests=self._all_requests.total + requests,
+            requests_reset_s=NOT_YET_S if requests else self._all_requests.empties_s,
+            tokens=self._all_tokens.total + tokens + held,
+            tokens_reset_s=60 if held else NOT_YET_S if tokens else self._all_tokens.empties_s,
         )
 
     @property
@@ -237,9 +243,24 @@ class KeyBook:
             or self.others_running
             or self._all_requests.total
             or self._all_tokens.total
+            or self._new_requests
+            or self._new_tokens
         )
 
+    def _count_new(self) -> None:
+        """Into the windows, which stand at the second in which it was used."""
+        requests, tokens = self._new_requests, self._new_tokens
+        if requests:
+            self._new_requests = 0
+            self._own_requests.add(requests)
+            self._all_requests.add(requests)
+        if tokens:
+            self._new_tokens = 0
+            self._own_tokens.add(tokens)
+            self._all_tokens.add(tokens)
+
     def _move(self, second: int) -> None:
+        self._count_new()
         self._second = second
         self._own_requests.move(second)
         self._own_tokens.move(second)
