@@ -130,6 +130,6 @@ def _estimate(fields: RequestFields, body_size: int, model: Model | None) -> int
     tokens = body_size // BYTES_PER_TOKEN
     if fields.max_tokens is not None:
         tokens += fields.max_tokens
-    if model is not None and 0 < model.context_length < tokens:
+    if model is not None and model.context_length and model.context_length < tokens:
         tokens = model.context_length
     return tokens or 1

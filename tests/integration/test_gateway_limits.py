@@ -164,6 +164,18 @@ def test_tokens_are_reserved_by_the_body_and_what_was_asked_for(tmp_path: Path) 
     run(story())
 
 
+def test_a_model_that_says_nothing_of_its_context_is_limited_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_yard(tmp_path, a_key(tpm=1000)) as (_, [(_, client)]):
+            for _ in range(2):
+                assert (await client.post(CHAT, json=chat(max_tokens=9))).status_code == 200
+            whole = await client.post(CHAT, json=chat(max_tokens=5000))
+            assert whole.status_code == 429
+            assert "this request may take 1000" in whole.text
+
+    run(story())
+
+
 def test_who_leaves_an_engine_that_reads_is_charged_for_what_it_read(tmp_path: Path) -> None:
     async def story() -> None:
         async with a_yard(tmp_path, a_key(tpm=10_000)) as (yard, [(gateway, client)]):
