@@ -71,45 +71,21 @@ _VARYING: Final = {
     "first_ms": b"%d",
     "trace": b'"%b"',
 }
-_encode: Final = msgspec.json.Encoder().encode
+encoded: Final = msgspec.json.Encoder().encode
 
 
 def template_of(line: AccessLine) -> bytes:
-    """What is the same in the lines of requests that differ in `_VARYING` alone, for `lined`."""
+    """The line of all requests that differ from this one in a few fields alone: a format of those, in their order in
+    `AccessLine`. The time is JSON already, ids are of our own making, so that nothing in them needs to be escaped."""
     fields = [
         b'"%b":%b'
         % (
             name.encode(),
-            _VARYING.get(name) or _encode(getattr(line, name)).replace(b"%", b"%%"),
+            _VARYING.get(name) or encoded(getattr(line, name)).replace(b"%", b"%%"),
         )
         for name in line.__struct_fields__
     ]
     return b"{%b}" % b",".join(fields)
-
-
-def lined(
-    template: bytes,
-    *,
-    time: datetime,
-    request: bytes,
-    duration_ms: int,
-    sent_bytes: int,
-    prompt_tokens: int,
-    completion_tokens: int,
-    first_ms: int,
-    trace: bytes,
-) -> bytes:
-    """A line as its struct would be encoded; ids of our own, in which nothing needs to be escaped."""
-    return template % (
-        _encode(time),
-        request,
-        duration_ms,
-        sent_bytes,
-        prompt_tokens,
-        completion_tokens,
-        first_ms,
-        trace,
-    )
 
 
 class AccessLog:
@@ -121,7 +97,7 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, line: AccessLine) -> None:
-        self.add_line(_encode(line))
+        self.add_line(encoded(line))
 
     def add_line(self, line: bytes) -> None:
         """One that is JSON already (`lined`)."""

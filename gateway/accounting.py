@@ -6,6 +6,7 @@ last second. Without NATS it goes on adding up (gateway/domain/tally.py).
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -30,6 +31,7 @@ class Accounting:
         self._events = events
         self._metrics = metrics
         self._failing = ""
+        self.before_telling: Callable[[], None] = lambda: None
         metrics.watch(self._gauges)
 
     def _gauges(self) -> dict[str, Reading]:
@@ -71,6 +73,28 @@ class Accounting:
         found.duration_ms += round(duration_s * 1000)
         found.waited_ms += round(waited_s * 1000)
 
+    def add_many(
+        self,
+        *,
+        model: str,
+        key: str,
+        adapter: str,
+        requests: int,
+        tokens: tuple[int, int, int],
+        ms: int,
+        now: datetime,
+    ) -> None:
+        """So many requests have ended of late that were answered in one piece, after `ms` in all: prompt, cached and
+        completion tokens of them."""
+        found = self._tally.sum_of(model, key, adapter, now)
+        found.requests += requests
+        found.prompt_tokens += tokens[0]
+        found.cached_tokens += tokens[1]
+        found.completion_tokens += tokens[2]
+        found.first_token_ms += ms
+        found.first_tokens += requests
+        found.duration_ms += ms
+
     async def run(self) -> None:
         """Tells it until cancelled; what the log does not take is tried again, less and less often."""
         pause_s = EVERY_S
@@ -91,6 +115,7 @@ class Accounting:
 
     async def _tell(self) -> bool:
         """Stores all there is; False when the log did not take it."""
+        self.before_telling()
         while (batch := self._tally.take()) is not None:
             if not self._events.connected:
                 return False

@@ -81,6 +81,11 @@ class Spread:
         self.counts[bisect_left(self._bounds, amount)] += 1
         self.total += amount
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Many at once: how many for each bound, and their sum."""
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
+
 
 class Histogram(Collector):
     """A family of histograms by the values of its labels; one without labels is used as it is."""

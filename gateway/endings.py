@@ -3,31 +3,57 @@
 It is told once for each, by whoever served it, and decides nothing. Ids, sizes and times go out of here, never content.
 """
 
-from gateway.accesslog import AccessLine, AccessLog, lined, template_of
+from bisect import bisect_left
+
+from gateway.accesslog import AccessLine, AccessLog, encoded, template_of
 from gateway.accounting import Accounting
 from gateway.clock import Clock
 from gateway.domain.names import Place
 from gateway.domain.tokens import Tokens
 from gateway.domain.turns import priority_of
-from gateway.metrics import Metrics
+from gateway.metrics import BYTE_SECONDS, Metrics
+from gateway.requestmetrics import SECONDS
 from gateway.served import Served
 from gateway.spans import Spans
 from gateway.timeline import Timeline
 
 
 class Plain:
-    """What plain requests have in common that ask the same of the same replica, with the same head, and are answered."""
+    """Plain requests that ask the same of the same replica, with the same head, and are answered well.
 
-    __slots__ = ("adapter", "alike", "count", "first_byte", "key", "line", "model")
+    What they come to is added up here, and from here to all else when somebody reads that (`Endings.add_up`).
+    """
 
-    def __init__(self, metrics: Metrics, line: AccessLine) -> None:
+    __slots__ = (
+        "adapter",
+        "cached",
+        "completion",
+        "first_s",
+        "firsts",
+        "key",
+        "line",
+        "model",
+        "ms",
+        "prompt",
+        "requests",
+        "seconds",
+        "took",
+    )
+
+    def __init__(self, line: AccessLine) -> None:
         self.model = line.model
         self.key = line.key
         self.adapter = line.adapter
-        self.count = metrics.requests.labels(line.model, line.code)
-        self.alike = metrics.ended.of(line.model, line.code, line.key)
-        self.first_byte = metrics.first_byte.labels(line.model)
         self.line = template_of(line)
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing of it is left to be added anywhere."""
+        self.requests = self.ms = 0
+        self.seconds = self.first_s = 0.0
+        self.prompt = self.cached = self.completion = 0
+        self.took = [0] * (len(SECONDS) + 1)
+        self.firsts = [0] * (len(BYTE_SECONDS) + 1)
 
 
 class Endings:
@@ -46,6 +72,9 @@ class Endings:
         self._access = access
         self._accounting = accounting
         self._spans = spans
+        self._grown: list[Plain] = []
+        metrics.ended.before_reading = self.add_up
+        accounting.before_telling = self.add_up
 
     def ended(
         self,
@@ -139,7 +168,7 @@ class Endings:
             key=served.caller.id,
             prio=priority_of(served.caller, priority),
         )
-        return Plain(self._metrics, line)
+        return Plain(line)
 
     def answered(
         self,
@@ -149,41 +178,60 @@ class Endings:
         received_s: float,
         written_s: float,
         answered_s: float,
-        used: Tokens | None,
+        used: Tokens,
         sent_bytes: int,
     ) -> None:
         """A request of this kind had its whole answer at `answered_s`, as `ended` tells of others. Times are seconds
         of the gateway's clock."""
-        duration_s = answered_s - received_s
-        duration_ms = round(duration_s * 1000)
-        plain.count.value += 1
-        plain.alike.ended(duration_s, duration_s, used)
-        plain.first_byte.observe(answered_s - written_s)
-        now = self._clock.now()
-        self._accounting.add(
-            model=plain.model,
-            key=plain.key,
-            adapter=plain.adapter,
-            failed=False,
-            tokens=used,
-            first_s=duration_s,
-            duration_s=duration_s,
-            waited_s=0.0,
-            now=now,
-        )
+        seconds = answered_s - received_s
+        ms = round(seconds * 1000)
+        if not plain.requests:
+            self._grown.append(plain)
+        plain.requests += 1
+        plain.ms += ms
+        plain.seconds += seconds
+        plain.took[bisect_left(SECONDS, seconds)] += 1
+        first_s = answered_s - written_s
+        plain.first_s += first_s
+        plain.firsts[bisect_left(BYTE_SECONDS, first_s)] += 1
+        plain.prompt += used.prompt
+        plain.cached += used.cached
+        plain.completion += used.completion
         self._access.add_line(
-            lined(
-                plain.line,
-                time=now,
-                request=timeline.request_id.encode(),
-                duration_ms=duration_ms,
-                sent_bytes=sent_bytes,
-                prompt_tokens=0 if used is None else used.prompt,
-                completion_tokens=0 if used is None else used.completion,
-                first_ms=duration_ms,
-                trace=timeline.trace.trace.encode(),
+            plain.line
+            % (
+                encoded(self._clock.now()),
+                timeline.request_id.encode(),
+                ms,
+                sent_bytes,
+                used.prompt,
+                used.completion,
+                ms,
+                timeline.trace.trace.encode(),
             )
         )
+
+    def add_up(self) -> None:
+        """Puts what plain requests came to where it is read."""
+        grown, self._grown = self._grown, []
+        metrics, now = self._metrics, self._clock.now()
+        for plain in grown:
+            model = plain.model
+            metrics.requests.labels(model, "ok").value += plain.requests
+            metrics.first_byte.labels(model).add(plain.firsts, plain.first_s)
+            tokens = (plain.prompt, plain.cached, plain.completion)
+            alike = metrics.ended.of(model, "ok", plain.key)
+            alike.add(plain.took, plain.seconds, plain.requests, tokens)
+            self._accounting.add_many(
+                model=model,
+                key=plain.key,
+                adapter=plain.adapter,
+                requests=plain.requests,
+                tokens=tokens,
+                ms=plain.ms,
+                now=now,
+            )
+            plain.clear()
 
     @property
     def tells_spans(self) -> bool:

@@ -30,7 +30,7 @@ from gateway.domain.places import RESPONSES
 from gateway.domain.reasons import reason_headers
 from gateway.domain.request_fields import RequestFields, read_plain
 from gateway.domain.routing import Why
-from gateway.domain.tokens import tokens_of_whole
+from gateway.domain.tokens import Tokens, tokens_of_whole
 from gateway.domain.traces import new_trace, own_lines
 from gateway.endings import Endings, Plain
 from gateway.endpoints import EngineKey
@@ -58,11 +58,16 @@ log = logging.getLogger("gateway.express")
 _APART: Final = (b"x-request-id", b"traceparent", LOADING)
 """Headers that make a request another than all others of its head; the handler reads them."""
 
+_NONE_TOLD: Final = Tokens()
+
 _MOST_FRONTS: Final = 64
 """So many replicas' beginnings of a request are kept with a head; a client that asks many models makes them anew."""
 
-_OWN_ID: Final = b"x-request-id: %(id)b\r\n"
-_BOTH_IDS: Final = b"x-request-id: %(id)b\r\nrequest-id: %(id)b\r\n"
+_MOST_PLAIN: Final = 256
+"""The same of what is told of answers: by replica and adapter."""
+
+_OWN_ID: Final = b"x-request-id: %b\r\n"
+_BOTH_IDS: Final = b"x-request-id: %b\r\nrequest-id: %b\r\n"
 """As `Envelope.headers` tells it at Anthropic's paths."""
 
 
@@ -75,6 +80,7 @@ class Lane:
         "fronts",
         "head",
         "ids",
+        "is_used",
         "onward",
         "path",
         "place",
@@ -97,6 +103,7 @@ class Lane:
         given = next((v for v in map(headers.get, HEADERS) if v is not None), None)
         self.session = None if given is None else by_session(given)
         self.tied = self.session is not None or (given is None and place.path in PATHS)
+        self.is_used = False
         self.fronts: dict[str, Front] = {}
         self.plain: dict[tuple[str, str], Plain] = {}
 
@@ -159,12 +166,20 @@ class Express:
         if size > INLINE_BODY or not self.budget.take(size):  # 3
             return False
         grant = None
-        if lane.caller.key is not None:
-            grant = self.limits.enter(lane.caller, fields, size, route.model)
-            if isinstance(grant, Answer):
-                self.budget.give(size)
-                return False
-        errand = Errand(self, wire, lane, body, fields, grant, received_s)
+        try:
+            if lane.caller.key is not None:
+                grant = self.limits.enter(lane.caller, fields, size, route.model)
+                if isinstance(grant, Answer):
+                    self.budget.give(size)
+                    return False
+            errand = Errand(self, wire, lane, body, fields, grant, received_s)
+        except Exception:
+            # The handler meets the same, and answers it.
+            log.exception("an errand did not begin", extra={"path": lane.path})
+            self.budget.give(size)
+            if isinstance(grant, Grant):
+                grant.end(0)
+            return False
         wire.run(errand)
         try:
             errand.begin(route, beginning)
@@ -297,7 +312,6 @@ class Errand:
         lane = self._lane
         if len(lane.fronts) > _MOST_FRONTS:
             lane.fronts.clear()
-            lane.plain.clear()
         key = self._express.engine_key(replica)
         secret = None if key is None else key.encode("ascii")
         front = Front(replica, "POST", lane.path, host, secret, lane.onward)
@@ -314,6 +328,8 @@ class Errand:
             log.exception("an errand failed", extra={"path": self._lane.path})
             self.fail()
         else:
+            # The run leads back here: what nobody needs any more shall go at once.
+            self._run = None
             self._wire.errand_done()
 
     def _answer(self, headers: Headers, body: bytes) -> None:
@@ -332,13 +348,14 @@ class Errand:
                 body = replace_model(body, self._fields.model)
         size = len(body)
         replica = run.replica.id
+        id_ = timeline.request_id.encode()
         closing = b"connection: close\r\n" if wire.will_close() else b""
         wire.write(
             b"HTTP/1.1 200 OK\r\n%b%b%b%b%bcontent-length: %d\r\ndate: %b\r\n%b\r\n%b"
             % (
                 onward,
                 _why_lines(run.model, replica, run.why, self._how),
-                lane.ids % {b"id": timeline.request_id.encode()},
+                lane.ids % (id_ if lane.ids is _OWN_ID else (id_, id_)),
                 lane.cors,
                 self._limited,
                 size,
@@ -349,13 +366,19 @@ class Errand:
         )
         self._is_over = True
         gateway = express.gateway
-        if run.lost is None:
-            gateway.judge(run.replica, good=True)
         gateway.finish(run, used=True)
         express.budget.give(self._size)
+        if run.lost is None:
+            gateway.judge(run.replica, good=True)
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
-        if express.endings.tells_spans:
+        kind = replica, self._how and self._fields.model
+        plain = lane.plain.get(kind)
+        if plain is None and lane.is_used and not express.endings.tells_spans:
+            plain = self._new_plain(kind)
+        lane.is_used = True
+        if plain is None:
+            # Of the only request of its connection, nothing will be the same another time.
             served = self._told()
             served.status, served.sent_bytes, served.used, served.whole = 200, size, used, True
             express.metrics.answered_first(run.model, now_s - self._written_s)
@@ -363,25 +386,23 @@ class Errand:
             return
         if self._grant is not None:
             self._grant.end(charge(self._grant, used, self._size))
-        plain = lane.plain.get((replica, self._how and self._fields.model))
-        if plain is None:
-            plain = self._new_plain(replica)
         express.endings.answered(
             plain,
             timeline,
             received_s=self._received_s,
             written_s=self._written_s,
             answered_s=now_s,
-            used=used,
+            used=used or _NONE_TOLD,
             sent_bytes=size,
         )
 
-    def _new_plain(self, replica: str) -> Plain:
+    def _new_plain(self, kind: tuple[str, str]) -> Plain:
         lane = self._lane
-        plain = self._express.endings.plain(
+        if len(lane.plain) >= _MOST_PLAIN:
+            lane.plain.clear()
+        plain = lane.plain[kind] = self._express.endings.plain(
             self._told(), lane.place, self._wire.peer, lane.priority
         )
-        lane.plain[replica, self._how and self._fields.model] = plain
         return plain
 
     def _told(self) -> Served:

@@ -17,7 +17,7 @@ from gateway.requestmetrics import RequestNumbers
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60)
-_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+BYTE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Metrics:
             "yard_gateway_first_byte_seconds",
             "From the request written to the engine to the first byte of its answer.",
             ["model"],
-            buckets=_BYTE_BUCKETS,
+            buckets=BYTE_SECONDS,
             registry=self.registry,
         )
         self.rerouted = Counter(

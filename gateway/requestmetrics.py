@@ -5,7 +5,7 @@ this is on the way of every request. Labels are names of the catalog, codes, and
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -33,6 +33,10 @@ class _Histogram:
     def observe(self, seconds: float) -> None:
         self.counts[bisect_left(SECONDS, seconds)] += 1
         self.total += seconds
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
 
     def buckets(self) -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = []
@@ -79,11 +83,26 @@ class Alike:
         if self._key_tokens is not None:
             _add(self._key_tokens, tokens)
 
+    def add(
+        self, took: Sequence[int], seconds: float, requests: int, tokens: tuple[int, int, int]
+    ) -> None:
+        """So many have ended, each with its first byte: how many within each of `SECONDS`, and all their seconds."""
+        self._durations.add(took, seconds)
+        self._firsts.add(took, seconds)
+        if self._of_key is not None:
+            self._of_key.value += requests
+        for sums in (self._tokens, self._key_tokens):
+            if sums is not None:
+                for kind, count in enumerate(tokens):
+                    sums[kind] += count
+
 
 class RequestNumbers(Collector):
     """What was told of requests that ended, until the process does."""
 
     def __init__(self) -> None:
+        self.before_reading: Callable[[], None] = lambda: None
+        """Told before anything of the registry is read, if this is the first in it."""
         self._alike: dict[tuple[str, str, str], Alike] = {}
         self._durations: dict[tuple[str, str], _Histogram] = {}
         self._firsts: dict[str, _Histogram] = {}
@@ -130,6 +149,7 @@ class RequestNumbers(Collector):
         return found
 
     def collect(self) -> Iterable[Metric]:
+        self.before_reading()
         durations = HistogramMetricFamily(
             "yard_gateway_request_seconds",
             "From a request's head to its end, by catalog model (empty: none) and code.",

@@ -3,6 +3,7 @@
 It must not decide who may go on (shares.py) and never asks a clock: times are seconds of the gateway's own.
 """
 
+from functools import lru_cache
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -139,25 +140,26 @@ def limit_headers(key: Key, reading: Reading) -> list[tuple[bytes, bytes]]:
 
 def limit_lines(key: Key, reading: Reading) -> bytes:
     """The same, as lines of a head."""
+    requests = b"%d" % max(0, key.rpm - reading.requests)
+    tokens = b"%d" % max(0, key.tpm - reading.tokens)
+    reset, tokens_reset = _DURATIONS[reading.requests_reset_s], _DURATIONS[reading.tokens_reset_s]
+    lines = _lines(key.rpm, key.tpm)
+    if key.rpm and key.tpm:
+        return lines % (requests, reset, tokens, tokens_reset)
+    return lines % ((requests, reset) if key.rpm else (tokens, tokens_reset))
+
+
+@lru_cache(maxsize=256)
+def _lines(rpm: int, tpm: int) -> bytes:
+    """What is the same in them for all keys with these limits."""
     found = b""
-    if key.rpm:
-        found = (
-            b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
-            b"x-ratelimit-reset-requests: %b\r\n"
-        ) % (
-            key.rpm,
-            max(0, key.rpm - reading.requests),
-            _DURATIONS[reading.requests_reset_s],
-        )
-    if key.tpm:
-        found += (
-            b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
-            b"x-ratelimit-reset-tokens: %b\r\n"
-        ) % (
-            key.tpm,
-            max(0, key.tpm - reading.tokens),
-            _DURATIONS[reading.tokens_reset_s],
-        )
+    for limit, what in ((rpm, b"requests"), (tpm, b"tokens")):
+        if limit:
+            found += b"x-ratelimit-limit-%b: %d\r\n" % (what, limit)
+            found += b"x-ratelimit-remaining-%b: %%b\r\nx-ratelimit-reset-%b: %%b\r\n" % (
+                what,
+                what,
+            )
     return found
 
 

@@ -194,15 +194,29 @@ def _first_usage(text: bytes) -> _Usage | None:
 
 
 def _usage_at(text: bytes, at: int) -> _Usage | None:
-    value = _OBJECT.match(text, at + len(_USAGE))
+    value = _object_behind(text, at + len(_USAGE))
     if value is None:
         return None
     try:
-        found = _usage.decode(value[1])
+        found = _usage.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    if found.prompt_tokens is not None:
+        return found
     # A `usage` of seconds, as of a transcription, tells no tokens.
     return None if found == _TELLS_NOTHING else found
+
+
+def _object_behind(text: bytes, at: int) -> bytes | None:
+    """The JSON object that is the value of the key which ends there; objects in it may hold no others."""
+    start = at + 2 if text.startswith(b": {", at) else at + 1
+    if text.startswith(b"{", start):
+        end = text.find(b"}", start) + 1
+        # Nearly always there is none in it, and no pattern is needed.
+        if text.find(b"{", start + 1, end) < 0 and text[at : at + 1] == b":":
+            return text[start:end]
+    value = _OBJECT.match(text, at)
+    return None if value is None else value[1]
 
 
 _TELLS_NOTHING: Final = _Usage()
@@ -210,11 +224,11 @@ _TELLS_NOTHING: Final = _Usage()
 
 def _last_timings(text: bytes) -> Tokens | None:
     at = text.rfind(_TIMINGS)
-    value = None if at < 0 else _OBJECT.match(text, at + len(_TIMINGS))
+    value = None if at < 0 else _object_behind(text, at + len(_TIMINGS))
     if value is None:
         return None
     try:
-        found = _timings.decode(value[1])
+        found = _timings.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if found.predicted_n is None and found.prompt_n is None:

@@ -93,6 +93,8 @@ class EngineConnection(asyncio.Protocol):
         self._known: KnownHead | None = (
             None  # the head of the answer before, and what was read of it
         )
+        self._latest = b""  # the same, as it was
+        self._latest_length = 0
         self._answered: tuple[int, Headers, HeadFacts] | None = None
         self._keep_alive = False
         self._request_sent = False
@@ -302,8 +304,10 @@ class EngineConnection(asyncio.Protocol):
         known = self._known
         if known is not None and not self._head and self._method != "HEAD":
             end = data.find(b"\r\n\r\n") + 4
-            length = known.length_in(data[:end])
+            head = data[:end]
+            length = self._latest_length if head == self._latest else known.length_in(head)
             if length > 0:
+                self._latest, self._latest_length = head, length
                 assert self._answered is not None, "read when it was first known"
                 self._head = data
                 status, headers, facts = self._answered
@@ -364,6 +368,7 @@ class EngineConnection(asyncio.Protocol):
         headers = Headers(items, once)
         if facts.framing > 0:
             self._known = known_head(head, date=True)
+            self._latest, self._latest_length = head, facts.framing
             self._answered = (status, headers, facts)
         self._begin_response(status, headers, facts, facts.framing, rest)
 

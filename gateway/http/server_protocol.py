@@ -91,6 +91,8 @@ class ServerProtocol(asyncio.Protocol):
         self._arriving: Arriving | None = None  # the body that is still being received
         self._given_up = False  # the body cannot be followed any further; more of it comes
         self._known: KnownHead | None = None  # the head before, and what was read of it
+        self._latest = b""  # the same, as it was
+        self._latest_length = 0
         self._parsed: RequestHead | None = None
         self._closing = False
         self._keep_alive = True
@@ -292,8 +294,12 @@ class ServerProtocol(asyncio.Protocol):
     def _begin_request(self, head: bytes, rest: bytes) -> None:
         """A complete head: checks it and starts the handler. Raises RequestError, all closing."""
         known = self._known
-        framing = -1 if known is None else known.length_in(head)
+        if head == self._latest:
+            framing = self._latest_length
+        else:
+            framing = -1 if known is None else known.length_in(head)
         if framing > 0:
+            self._latest, self._latest_length = head, framing
             assert self._parsed is not None, "read when it was first known"
             parsed = self._parsed
             facts = parsed.facts
@@ -304,6 +310,7 @@ class ServerProtocol(asyncio.Protocol):
             if framing > 0:
                 self._known = known_head(head)
                 self._parsed = parsed
+                self._latest, self._latest_length = head, framing
         self._keep_alive = facts.keep_alive and not self._home.draining
         self._expects_continue = (
             facts.expect is not None and parsed.version == "1.1" and framing != 0
