@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.adapternames import engine_name
-from schemas.key import Key, KeyCreated
+from schemas.key import Key
 from tests.support.aio import run, until
 from tests.support.express_yard import (
     CHAT,
@@ -25,6 +25,7 @@ from tests.support.express_yard import (
     body_of,
     fields_of,
     holds,
+    put_key,
     says,
     scene,
     silent,
@@ -119,9 +120,7 @@ async def see(made: Scene, case: Case) -> Seen:
     made.yard.access.clear()
     made.ways.forget()
     if case.key is not None:
-        event = KeyCreated(by="admin")
-        seq = await made.yard.put("key", (case.key.id,), event, case.key)
-        await made.yard.applied(made.gateway, seq)
+        await put_key(made, case.key)
     async with AsyncExitStack() as stack:
         peer: Peer | None = None
         for _ in range(case.requests):
@@ -316,6 +315,11 @@ def test_any_origin_and_the_key_of_an_engine(tmp_path: Path) -> None:
     assert all("authorization" in fields for _, fields, _ in seen["any"].asked[0])
 
 
+def test_with_a_collector_of_traces_too(tmp_path: Path) -> None:
+    cases = {"plain": Case(), "limited": Case(key=LIMITED, headers=(BEARER,), body=body_of("em"))}
+    check(tmp_path, cases, otlp_endpoint="http://127.0.0.1:1")
+
+
 def test_its_key_is_counted_and_limited_as_if_it_had_one(tmp_path: Path) -> None:
     seen = check(tmp_path, KEYS)
     assert all(line["key"] == ID for case in seen.values() for line in case.lines)
@@ -503,8 +507,7 @@ def test_keys_that_alternate_on_one_connection_are_each_counted_for_themselves(
     async def story() -> None:
         async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
             for key in keys:
-                seq = await made.yard.put("key", (key.id,), KeyCreated(by="admin"), key)
-                await made.yard.applied(made.gateway, seq)
+                await put_key(made, key)
             order = [0, 0, 1, 0, 1, 1, 0]
             for at, whose in enumerate(order):
                 await peer.send(ask(None, CHAT, f"authorization: Bearer {text_of(keys[whose].id)}"))

@@ -1,33 +1,33 @@
 """What comes between a request that needs no task and its answer: it goes on with the handler, or ends, and nothing is
-kept of it. What changed between two requests of one connection holds for the second.
+kept of it.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from events.secrets import engine_key, node_secret
+from gateway import express
 from gateway.app import RunningGateway
-from gateway.clock import LoopClock
+from gateway.gateway import Gateway
 from gateway.http.server_protocol import ServerProtocol
-from schemas.key import Key, KeyCreated, KeyRevoked
 from schemas.replica import ReplicaPhase
 from tests.support.aio import run, until
 from tests.support.express_yard import (
     CHAT,
     GOOD,
-    Engine,
     Scene,
+    answered,
     ask,
     body_of,
     fields_of,
     holds,
-    put_replica,
+    put_another,
+    put_key,
     says,
     scene,
     silent,
@@ -37,30 +37,10 @@ from tests.support.express_yard import (
     whole,
 )
 from tests.support.gateway_keys import a_key, text_of
-from tests.support.gateway_world import NOW
-from tests.support.gateway_yard import YARD_SECRET
 from tests.support.http_wire import SSE_HEAD, Peer, chunk, connected
 
 BEARER = f"authorization: Bearer {text_of()}"
 HEAD = GOOD[: GOOD.index(b"\r\n\r\n") + 4]
-
-
-async def answered(peer: Peer, request: bytes | None = None) -> tuple[int, str]:
-    """Status of the answer, and its code where it is an error."""
-    await peer.send(ask() if request is None else request)
-    head, body = await peer.message()
-    status = status_of(head)
-    return status, "" if status < 400 else json.loads(body)["error"]["code"]
-
-
-async def put_key(made: Scene, key: Key) -> None:
-    event = KeyRevoked(by="admin") if key.revoked_at else KeyCreated(by="admin")
-    await made.yard.applied(made.gateway, await made.yard.put("key", (key.id,), event, key))
-
-
-async def put(made: Scene, engine: Engine, id: str = "r-0", **fields: object) -> None:
-    """The replica is another from now on."""
-    await made.yard.applied(made.gateway, await put_replica(made.yard, engine, id=id, **fields))
 
 
 def test_the_first_at_an_engine_makes_its_connection_with_the_handler(tmp_path: Path) -> None:
@@ -123,7 +103,7 @@ def test_a_replica_that_the_log_ends_is_left_for_another(
             lost = next(e for e in made.engines if e.asked)
             other = next(e for e in made.engines if e is not lost)
             other.always = says(GOOD)
-            await put(made, lost, lost.name, phase=phase)
+            await put_another(made, lost, lost.name, phase=phase)
             head, body = await peer.message()
             assert status_of(head) == 200
             assert json.loads(body)["model"] == "em"
@@ -323,6 +303,55 @@ def test_a_gateway_that_ends_cuts_what_takes_too_long_and_says_so(
     run(story())
 
 
+# -- what should not happen ----------------------------------------------------------------------
+
+
+def broken(*args: object, **fields: object) -> NoReturn:
+    raise RuntimeError("a fault of ours")
+
+
+@pytest.mark.parametrize("at", ["own_lines", "tokens_of_whole"])
+def test_a_fault_of_ours_is_answered_and_nothing_is_kept(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the engine is asked, and when it has answered."""
+    asks = ask(None, CHAT, BEARER)
+
+    async def story() -> None:
+        async with scene(tmp_path) as made:
+            await put_key(made, a_key(parallel=1))
+            with monkeypatch.context() as patch:
+                patch.setattr(express, at, broken)
+                async with connected(made.gateway.port) as peer:
+                    assert await answered(peer, asks) == (500, "internal_error")
+                    await peer.gone()
+            await made.quiet()
+            (line,) = await made.until_lines(1)
+            assert (line["status"], line["code"], line["model"]) == (500, "internal_error", "m")
+            async with connected(made.gateway.port) as peer:
+                assert await answered(peer, asks) == (200, "")
+            assert made.ways.all == (2, 0, 1 if at == "own_lines" else 0)
+
+    run(story())
+
+
+def test_a_fault_behind_the_answer_breaks_the_connection_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path) as made:
+            with monkeypatch.context() as patch:
+                patch.setattr(Gateway, "judge", broken)
+                async with connected(made.gateway.port) as peer:
+                    await peer.send(ask())
+                    await peer.gone()
+            await made.quiet()
+            async with connected(made.gateway.port) as peer:
+                assert await answered(peer) == (200, "")
+
+    run(story())
+
+
 # -- several on one connection -------------------------------------------------------------------
 
 
@@ -401,167 +430,5 @@ def test_the_connection_stays_as_its_client_asks(
                 assert await answered(peer, request) == (200, "")
             else:
                 await peer.gone()
-
-    run(story())
-
-
-# -- what changes between two --------------------------------------------------------------------
-
-
-def test_without_room_for_its_body_it_is_refused_as_ever_and_served_once_there_is(
-    tmp_path: Path,
-) -> None:
-    async def story() -> None:
-        size = len(body_of())
-        async with scene(tmp_path, body_budget_bytes=size + size // 2) as made:
-            gate = asyncio.Event()
-            made.engine.next.append(holds(gate, GOOD))
-            async with connected(made.gateway.port) as one, connected(made.gateway.port) as other:
-                await one.send(ask())
-                await made.engine.until_asked(1)
-                status, _ = await answered(other)
-                assert status == 503
-                assert made.ways.all == (1, 1, 0)
-                gate.set()
-                assert status_of((await one.message())[0]) == 200
-            await made.quiet()
-            async with connected(made.gateway.port) as peer:
-                assert await answered(peer) == (200, "")
-            assert made.ways.all == (2, 1, 0)
-
-    run(story())
-
-
-def test_it_needs_nobody_but_its_engine(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
-            assert await answered(peer) == (200, "")
-            made.yard.logs["gw"].connection.disconnect()
-            await until(lambda: not made.gateway.gateway.is_connected(), "the log to be away")
-            assert await answered(peer) == (200, "")
-            assert made.ways.all == (2, 0, 0)
-            made.yard.logs["gw"].connection.reconnect()
-            await until(made.gateway.gateway.is_connected, "the log to be back")
-
-    run(story())
-
-
-def test_a_model_with_turns_is_the_handlers(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, model={"concurrency": 1}) as made:
-            async with connected(made.gateway.port) as peer:
-                assert await answered(peer) == (200, "")
-            assert made.ways.all == (0, 1, 0)
-
-    run(story())
-
-
-def test_a_key_counts_from_the_next_request_as_the_log_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asks = ask(None, CHAT, BEARER)
-    now = LoopClock().now
-
-    async def story() -> None:
-        async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
-            # 1. nobody needs one; then everybody
-            assert await answered(peer, asks) == (200, "")
-            assert await answered(peer) == (200, "")
-            await put_key(made, a_key("otherkey2345"))
-            assert await answered(peer) == (401, "invalid_api_key")
-            assert await answered(peer, asks) == (401, "invalid_api_key")
-            # 2. it comes, gets limits, other rights
-            await put_key(made, a_key())
-            assert await answered(peer, asks) == (200, "")
-            await put_key(made, a_key(rpm=2))
-            await peer.send(asks)
-            fields = fields_of((await peer.message())[0])
-            assert fields["x-ratelimit-limit-requests"] == "2"
-            assert await answered(peer, asks) == (200, "")
-            assert await answered(peer, asks) == (429, "rate_limit_exceeded")
-            await put_key(made, a_key(models=("other",)))
-            assert (await answered(peer, asks))[0] == 403
-            # 3. it expires, and is revoked
-            hour = timedelta(hours=1)
-            await put_key(made, a_key(expires_at=now() + hour))
-            assert await answered(peer, asks) == (200, "")
-            with monkeypatch.context() as patch:
-                patch.setattr(LoopClock, "now", staticmethod(lambda: now() + 2 * hour))
-                assert await answered(peer, asks) == (401, "invalid_api_key")
-            assert await answered(peer, asks) == (200, "")
-            await put_key(made, a_key(revoked_at=NOW))
-            assert await answered(peer, asks) == (401, "invalid_api_key")
-            assert made.ways.all == (7, 6, 0)
-
-    run(story())
-
-
-def test_a_key_with_one_place_gives_it_back_with_the_answer(tmp_path: Path) -> None:
-    asks = ask(None, CHAT, BEARER)
-
-    async def story() -> None:
-        async with scene(tmp_path) as made:
-            await put_key(made, a_key(parallel=1))
-            gate = asyncio.Event()
-            made.engine.next.append(holds(gate, GOOD))
-            async with connected(made.gateway.port) as one, connected(made.gateway.port) as other:
-                await one.send(asks)
-                await made.engine.until_asked(1)
-                assert await answered(other, asks) == (429, "rate_limit_exceeded")
-                gate.set()
-                assert status_of((await one.message())[0]) == 200
-                assert await answered(other, asks) == (200, "")
-                # A failure gives it back as well.
-                made.engine.next.append(says(whole(b"{}", "500 No")))
-                assert (await answered(other, asks))[0] == 500
-                assert await answered(other, asks) == (200, "")
-
-    run(story())
-
-
-def test_the_catalog_counts_as_it_is_for_each_request(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, engines=2, warm=False) as made:
-            one, other = made.engines
-            tell, seen = made.yard.tell, made.yard.story
-            await put(made, other, "r-1", model="m2", phase="starting")
-            await made.yard.applied(made.gateway, await tell(seen.model("m2")))
-            await put(made, other, "r-2", model="m2")
-            async with connected(made.gateway.port) as peer:
-
-                async def replica_of(model: str) -> str:
-                    await peer.send(ask(body_of(model)))
-                    head, body = await peer.message()
-                    assert status_of(head) == 200
-                    # The engines know one name.
-                    assert json.loads(body)["model"] == ("m" if model == "m2" else model)
-                    return fields_of(head)["x-yard-replica"]
-
-                for _ in range(2):
-                    assert await replica_of("em") == "r-0"
-                    assert await replica_of("m2") == "r-2"
-                # 1. the alias moves
-                await tell(seen.model("m", aliases=()))
-                seq = await tell(seen.model("m2", aliases=("em",)))
-                await made.yard.applied(made.gateway, seq)
-                assert await replica_of("em") == "r-2"
-                assert json.loads(other.asked[-1][1])["model"] == "m2"
-                assert await replica_of("m") == "r-0"
-                # 2. another launch under the same id, with a key and somewhere else
-                count = len(one.asked)
-                await put(made, other, "r-0", has_key=True, pid=77)
-                assert await replica_of("m") == "r-0"
-                assert len(one.asked) == count
-                key = engine_key(node_secret(YARD_SECRET, "n1"), "r-0")
-                assert fields_of(other.asked[-1][0])["authorization"] == f"Bearer {key}"
-                assert fields_of(other.asked[-1][0])["host"] == other.url.removeprefix("http://")
-                # The other one there has none.
-                assert await replica_of("m2") == "r-2"
-                assert "authorization" not in fields_of(other.asked[-1][0])
-                # 3. the model goes
-                await made.yard.applied(made.gateway, await tell(seen.model_gone("m2")))
-                assert await answered(peer, ask(body_of("m2"))) == (404, "model_not_found")
-                assert await answered(peer, ask(body_of("em"))) == (404, "model_not_found")
-                assert await replica_of("m") == "r-0"
 
     run(story())

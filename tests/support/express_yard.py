@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import deque
@@ -18,6 +19,7 @@ from gateway.app import RunningGateway
 from gateway.http.messages import Request, Responder
 from gateway.http.request_head import RequestHead
 from gateway.http.server_protocol import ServerProtocol, take_none
+from schemas.key import Key, KeyCreated, KeyRevoked
 from tests.support.aio import until
 from tests.support.gateway_agent import nothing_left
 from tests.support.gateway_yard import Yard, memory_yard
@@ -81,7 +83,9 @@ def silent(*pieces: bytes) -> Speech:
 
     async def speech(peer: Peer) -> bool:
         await says(*pieces)(peer)
-        await peer.gone()
+        with contextlib.suppress(ConnectionError):
+            while await peer.reader.read(65536):  # without a bound: whoever waits has one
+                pass
         return False
 
     return speech
@@ -179,7 +183,7 @@ class Scene:
         found: dict[str, float] = {}
         for line in self.gateway.metrics.render().decode().splitlines():
             name, _, value = line.rpartition(" ")
-            timed = re.search(r"(_sum|_bucket|_created)\b|loop_lag|_le=|age_", name)
+            timed = re.search(r"(_sum|_bucket|_created)\b|loop_lag|spans_dropped|usage_rows", name)
             if name.startswith("yard_") and not timed:
                 found[name] = float(value)
         return found
@@ -296,3 +300,21 @@ def fields_of(head: bytes) -> dict[str, str]:
             assert name.lower() not in found, f"{name} is there twice"
             found[name.lower()] = value.strip()
     return found
+
+
+async def answered(peer: Peer, request: bytes | None = None) -> tuple[int, str]:
+    """Status of the answer, and its code where it is an error."""
+    await peer.send(ask() if request is None else request)
+    head, body = await peer.message()
+    status = status_of(head)
+    return status, "" if status < 400 else json.loads(body)["error"]["code"]
+
+
+async def put_key(made: Scene, key: Key) -> None:
+    event = KeyRevoked(by="admin") if key.revoked_at else KeyCreated(by="admin")
+    await made.yard.applied(made.gateway, await made.yard.put("key", (key.id,), event, key))
+
+
+async def put_another(made: Scene, engine: Engine, id: str = "r-0", **fields: object) -> None:
+    """The replica is another from now on."""
+    await made.yard.applied(made.gateway, await put_replica(made.yard, engine, id=id, **fields))
