@@ -112,16 +112,51 @@ class AdapterDesk:
         """
         now_s = self._clock.now_s()
         pin = table.pin(entry)
-        pinned: list[str] = []
-        held: list[str] = []
-        for replica in candidates:
-            known = self.pins.get(replica.id, pin)
-            if known is None:
-                continue
-            if known.engine_name or known.asks:
-                held.append(replica.id)
-            if known.is_trusted(now_s):
-                pinned.append(replica.id)
+        places = table.places
+        shunned = bool(self._silent_until_s or seeking.later or seeking.refused)
+        held = [self.pins.get(r.id, pin) for r in candidates]
+        if connected and not shunned:
+            found = adapters.only_holder(
+                candidates, held, pin=pin, places=places, inflight=inflight, now_s=now_s
+            )
+            if found is not None:
+                replica, known = found
+                known.uses += 1
+                return replica, Adapted(entry, pin, known, seeking, len(candidates) - 1)
+        chosen = self._choose(entry, candidates, held, seeking, table, inflight, connected)
+        if isinstance(chosen, Answer):
+            return chosen
+        match chosen:
+            case Chosen():
+                replica = chosen.replica
+                begun = self.pins.begin(replica.node, replica.id, pin, now_s)
+                return replica, Adapted(entry, pin, begun, seeking, chosen.others)
+            case AdapterAtFault(bad=bad):
+                return at_fault(seeking.name, bad.reason)
+            case NoneLeft(bad=bad):
+                if bad is None:
+                    return nobody_answers(seeking.name)
+                return not_loaded(seeking.name, bad.reason, until=bad.until, now=self._clock.now())
+
+    def _choose(
+        self,
+        entry: AdapterEntry,
+        candidates: tuple[Replica, ...],
+        held: list[Held | None],
+        seeking: Seeking,
+        table: AdapterTable,
+        inflight: Mapping[str, int],
+        connected: bool,
+    ) -> Chosen | AdapterAtFault | NoneLeft | Answer:
+        """The long way, as in `choose`; `held` are our pins in the candidates."""
+        now_s = self._clock.now_s()
+        pin = table.pin(entry)
+        ours = [known for known in held if known is not None]
+        known = Known(
+            pinned=[h.replica for h in ours if h.is_trusted(now_s)],
+            held=[h.replica for h in ours if h.engine_name or h.asks],
+            besides=self.pins.besides,
+        )
         later = seeking.later
         if not connected:  # 1
             candidates = tuple(r for r in candidates if self._is_loaded(r, pin, table))
@@ -139,35 +174,16 @@ class AdapterDesk:
         shun = NOBODY
         if later or seeking.refused:
             shun = Shun(refused=seeking.refused, later=later)
-        chosen = adapters.only_holder(  # 3
-            candidates,
-            pin=pin,
-            places=table.places,
-            pinned=pinned,
-            held=held,
-            inflight=inflight,
-            shun=shun,
-        ) or adapters.choose(
+        return adapters.choose(  # 3
             candidates,
             adapter=entry.adapter.name,
             pin=pin,
             places=table.places,
-            known=Known(pinned=pinned, held=held, besides=self.pins.besides),
+            known=known,
             inflight=inflight,
             now=self._clock.now(),
             shun=shun,
         )
-        match chosen:
-            case Chosen():
-                replica = chosen.replica
-                begun = self.pins.begin(replica.node, replica.id, pin, now_s)
-                return replica, Adapted(entry, pin, begun, seeking, chosen.others)
-            case AdapterAtFault(bad=bad):
-                return at_fault(seeking.name, bad.reason)
-            case NoneLeft(bad=bad):
-                if bad is None:
-                    return nobody_answers(seeking.name)
-                return not_loaded(seeking.name, bad.reason, until=bad.until, now=self._clock.now())
 
     def _is_loaded(self, replica: Replica, pin: str, table: AdapterTable) -> bool:
         """Whether it is known to be there, by its agent's last word or by the log."""

@@ -108,7 +108,7 @@ class Gateway:
         self.traceparent_of = self.waits.traceparent_of
         self._runs: dict[str, set[Run]] = {}
         # Routes that were found, by names and paths of the table, until anything changes that they depend on: the table
-        # and who refused a connection. What an adapter's depends on changes with the time too; it is not kept.
+        # and who refused a connection.
         self._routes: dict[tuple[str, str], Route] = {}
         self._routed_without: frozenset[str] = frozenset()
         self._orders: dict[int, tuple[tuple[Replica, ...], Sequence[Replica]]] = {}
@@ -151,7 +151,7 @@ class Gateway:
                 return route
         standing = self.standing(draining=self.draining and not accepted)
         decision = admit(self.table, name, path, standing, self.clock.now(), on=on)
-        if plain and isinstance(decision, Route) and decision.adapter is None:
+        if plain and isinstance(decision, Route):
             self._routes[name, path] = decision
         return decision
 
@@ -244,7 +244,7 @@ class Gateway:
         """Ends what `start` counted. `used`: the client got an answer from it."""
         if run.adapted is not None:
             self.desk.finish(run.adapted)
-            if run.adapted.held.is_idle and self.pins.is_asked(run.replica.id):
+            if self.pins.is_asked(run.replica.id) and run.adapted.held.is_idle:
                 # Another adapter waits for a place there, perhaps for this one.
                 self.on_edge(False)
         runs = self._runs[run.replica.id]

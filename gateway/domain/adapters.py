@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.domain.adaptertable import Places
+from gateway.domain.pins import Held
 from schemas.replica import Replica
 from schemas.slots import BadAdapter
 
@@ -76,37 +77,33 @@ class NoneLeft(Struct, frozen=True, kw_only=True):
 
 def only_holder(
     candidates: Sequence[Replica],
+    held: Sequence[Held | None],
     *,
     pin: str,
     places: Mapping[str, Places],
-    pinned: Collection[str],
-    held: Collection[str],
     inflight: Mapping[str, int],
-    shun: Shun,
-) -> Chosen | None:
-    """What `choose` says when one replica alone has the adapter, needs not be asked and is not busy; else None.
+    now_s: float,
+) -> tuple[Replica, Held] | None:
+    """Whom `choose` chooses when one replica alone has the adapter, needs not be asked and is not busy, with our pin
+    there; else None.
 
-    Nearly every request for an adapter is one of these, so it is worth an answer of its own.
+    Nearly every request for an adapter is one of these, so it is worth an answer of its own. `held` are the pins that
+    this gateway has in the candidates.
     """
-    if len(pinned) != 1 or len(held) != 1:
-        return None
-    found: Chosen | None = None
-    for replica in candidates:
+    found: tuple[Replica, Held] | None = None
+    for replica, known in zip(candidates, held, strict=True):
         here = places.get(replica.id)
         slot = None if here is None else here.loaded.get(pin)
-        if replica.id not in pinned:
-            if slot is not None and not slot.leaving:
+        if known is not None and known.is_trusted(now_s):
+            if found is not None or (slot is not None and slot.leaving):
                 return None
-            continue
-        if (
-            (slot is not None and slot.leaving)
-            or inflight.get(replica.id, 0) > BUSY
-            or replica.id in shun.refused
-            or replica.id in shun.later
+            if inflight.get(replica.id, 0) > BUSY:
+                return None
+            found = replica, known
+        elif (slot is not None and not slot.leaving) or (
+            known is not None and (known.engine_name or known.asks)
         ):
             return None
-        others = len(candidates) - 1
-        found = Chosen(replica=replica, holds=True, others=others)
     return found
 
 

@@ -98,7 +98,8 @@ class Pins:
         """Ends what `begin` counted; a pin that was forgotten meanwhile is let be."""
         held.uses -= 1
         held.last_use_s = now_s
-        self._drop_if_void(held)
+        if not held.engine_name:
+            self._drop_if_void(held)
 
     # -- asks ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.adapters import BUSY, Chosen, Known, Shun, choose, only_holder
 from gateway.domain.adaptertable import places_of
+from gateway.domain.pins import Held
 from schemas.adapternames import pin_name
 from tests.support.gateway_world import NOW, a_failure, a_replica, a_slot, an_adapter, some_slots
 
@@ -81,22 +82,25 @@ def test_while_a_holder_is_not_too_busy_nobody_loads_it_again(world: dict[str, A
             assert found.holds
 
 
-@given(WORLDS, SUBSETS, SUBSETS, SUBSETS, SUBSETS)
+@given(WORLDS, SUBSETS, SUBSETS, st.booleans())
 def test_the_short_way_to_the_only_holder_is_what_the_long_way_says(
-    world: dict[str, Any], pinned: set[str], more: set[str], refused: set[str], later: set[str]
+    world: dict[str, Any], pinned: set[str], more: set[str], loaded: bool
 ) -> None:
     held = pinned | more
-    shun = Shun(refused={id: a_failure(POET) for id in refused}, later=later)
+    name = "poet@1" if loaded else ""
+    ours = [
+        Held(
+            "n", id, PIN, 0.0, 0, 1, "poet@1" if id in pinned else name, float(id in pinned) or None
+        )
+        if id in held
+        else None
+        for id in (r.id for r in REPLICAS)
+    ]
     short = only_holder(
-        REPLICAS,
-        pin=PIN,
-        places=world["places"],
-        pinned=pinned,
-        held=held,
-        inflight=world["inflight"],
-        shun=shun,
+        REPLICAS, ours, pin=PIN, places=world["places"], inflight=world["inflight"], now_s=1.0
     )
     if short is not None:
-        found = chosen(world, known=Known(pinned=pinned, held=held), shun=shun)
+        found = chosen(world, known=Known(pinned=pinned, held=held))
         assert isinstance(found, Chosen)
-        assert (found.replica, found.holds) == (short.replica, short.holds)
+        assert (found.replica, found.holds) == (short[0], True)
+        assert short[1] in ours
