@@ -13,8 +13,10 @@ import pytest
 
 from gateway import express
 from gateway.app import RunningGateway
+from gateway.domain.outliers import IN_A_ROW
 from gateway.gateway import Gateway
 from gateway.http.server_protocol import ServerProtocol
+from gateway.limits import Limits
 from schemas.replica import ReplicaPhase
 from tests.support.aio import run, until
 from tests.support.express_yard import (
@@ -133,6 +135,31 @@ def test_an_answer_that_breaks_off_is_cut_and_never_made_whole(tmp_path: Path) -
     run(story())
 
 
+def test_a_good_answer_counts_for_its_replica(tmp_path: Path) -> None:
+    """Failures are no row when there is a good answer between them."""
+    asks = ask(None, CHAT, "x-yard-session: one")
+    error = says(whole(b"{}", "500 No"))
+
+    async def story() -> None:
+        async with scene(tmp_path, engines=2) as made, connected(made.gateway.port) as peer:
+            assert await answered(peer, asks) == (200, "")
+            engine = next(e for e in made.engines if e.asked)
+            few = [500] * (IN_A_ROW - 1)
+            for expected in (*few, 200, *few, 200):
+                if expected == 500:
+                    engine.next.append(error)
+                assert (await answered(peer, asks))[0] == expected
+            assert len(engine.asked) == 2 * IN_A_ROW + 1
+            assert not made.gateway.gateway.ejections.outliers
+            for _ in range(IN_A_ROW):
+                engine.next.append(error)
+                assert (await answered(peer, asks))[0] == 500
+            assert made.gateway.gateway.ejections.outliers
+            assert made.ways.all == (3 * IN_A_ROW + 1, 0, 3 * IN_A_ROW - 2)
+
+    run(story())
+
+
 # -- clients that leave --------------------------------------------------------------------------
 
 
@@ -164,6 +191,10 @@ def test_a_client_that_leaves_ends_what_the_engine_does_for_it(
             assert made.ways.all == (1, 0, 0)
             counted = made.numbers()
             assert counted['yard_gateway_requests_total{code="client_gone",model="m"}'] == 1
+            # The engine was reading what was asked, so that is what it is charged with.
+            clock = made.gateway.gateway.clock
+            reading = made.gateway.limits.ledger.read(key, clock.now_s())
+            assert (reading.requests, reading.tokens) == (1, len(body_of()) // 4)
             async with connected(made.gateway.port) as peer:
                 # Its place is free again.
                 assert await answered(peer, ask(None, CHAT, BEARER)) == (200, "")
@@ -303,6 +334,23 @@ def test_a_gateway_that_ends_cuts_what_takes_too_long_and_says_so(
     run(story())
 
 
+def test_a_gateway_that_ends_has_told_all_that_was_used(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, warm=False) as made:
+            async with made.yard.own_gateway("gw-2") as gateway:
+                ways = watch(gateway)
+                async with connected(gateway.port) as peer:
+                    for _ in range(6):
+                        assert await answered(peer) == (200, "")
+                assert ways.all == (6, 0, 1)
+                numbers = gateway.metrics.render().decode()
+                assert 'yard_gateway_requests_total{code="ok",model="m"} 6.0' in numbers
+            assert made.accounts() == {("m", "", ""): (6, 0, 66, 0, 30, 0, 6)}
+            assert len(made.lines()) == 6
+
+    run(story())
+
+
 # -- what should not happen ----------------------------------------------------------------------
 
 
@@ -331,6 +379,27 @@ def test_a_fault_of_ours_is_answered_and_nothing_is_kept(
             async with connected(made.gateway.port) as peer:
                 assert await answered(peer, asks) == (200, "")
             assert made.ways.all == (2, 0, 1 if at == "own_lines" else 0)
+
+    run(story())
+
+
+def test_a_fault_before_it_begins_is_the_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = ask(None, CHAT, BEARER)
+
+    async def story() -> None:
+        async with scene(tmp_path) as made:
+            await put_key(made, a_key(parallel=1))
+            async with connected(made.gateway.port) as peer:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Limits, "enter", broken)
+                    assert await answered(peer, asks) == (500, "internal_error")
+                    await peer.gone()
+            await made.quiet()
+            async with connected(made.gateway.port) as peer:
+                assert await answered(peer, asks) == (200, "")
+            assert made.ways.all == (1, 1, 0)
 
     run(story())
 
@@ -386,12 +455,15 @@ def test_requests_of_all_kinds_sent_at_once_are_answered_in_order(tmp_path: Path
     run(story())
 
 
-def test_what_was_sent_behind_one_that_is_handed_over_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [200, 404])
+def test_what_was_sent_behind_one_in_flight_waits_for_it(tmp_path: Path, status: int) -> None:
+    """Behind one that is answered at once, and one that is handed over."""
+
     async def story() -> None:
         async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
             gate = asyncio.Event()
             error = whole(b'{"error":{"message":"no"}}', "404 Not Found")
-            made.engine.next.append(holds(gate, error))
+            made.engine.next.append(holds(gate, GOOD if status == 200 else error))
             await peer.send(ask())
             await made.engine.until_asked(1)
             await peer.send(ask(body_of("em")))
@@ -402,8 +474,26 @@ def test_what_was_sent_behind_one_that_is_handed_over_waits_for_it(tmp_path: Pat
             assert len(made.engine.asked) == 1
             gate.set()
             statuses = [status_of((await peer.message())[0]) for _ in range(2)]
-            assert statuses == [404, 200]
-            assert made.ways.all == (2, 0, 1)
+            assert statuses == [status, 200]
+            assert made.ways.all == (2, 0, int(status == 404))
+
+    run(story())
+
+
+def test_between_two_its_connection_is_an_idle_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
+            gate = asyncio.Event()
+            made.engine.next.append(holds(gate, GOOD))
+            await peer.send(ask())
+            await made.engine.until_asked(1)
+            (connection,) = made.gateway.server.connections
+            assert (connection.busy, connection.spare, connection.deadline) == (True, False, 0.0)
+            gate.set()
+            assert status_of((await peer.message())[0]) == 200
+            assert (connection.busy, connection.spare) == (False, True)
+            assert connection.deadline > asyncio.get_running_loop().time()
+            assert made.ways.all == (1, 0, 0)
 
     run(story())
 
