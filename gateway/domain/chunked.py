@@ -20,9 +20,6 @@ _DATA_END: Final = 2
 _TRAILERS: Final = 3
 _DONE: Final = 4
 
-match_size_line: Final = _SIZE_LINE.match
-"""The beginning of a chunk, its size in hexadecimal as group 1; for who looks whether a block is one whole chunk."""
-
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -162,3 +159,25 @@ class ChunkedBody:
 def chunk(payload: bytes) -> bytes:
     """`payload` as one chunk; it must not be empty, an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+class _SizeLines(dict[int, bytes]):
+    """By the length of a block that is one whole chunk, its line of size as nearly everybody writes it."""
+
+    def __missing__(self, block: int) -> bytes:
+        for digits in range(1, 9):
+            payload = block - digits - 4
+            line = b"%x\r\n" % max(payload, 0)
+            if payload > 0 and len(line) == digits + 2:
+                break
+        else:
+            line = b"\0"  # no chunk is so short
+        if len(self) < _MOST_LINES:
+            self[block] = line
+        return line
+
+
+_MOST_LINES: Final = 65536
+
+SIZE_LINES: Final = _SizeLines()
+"""A block that begins with `SIZE_LINES[len(block)]` and ends with a line end is one whole chunk: its size says so."""

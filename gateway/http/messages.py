@@ -27,6 +27,11 @@ class Wire(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
+    @property
+    def sink(self) -> Callable[[bytes], object]:
+        """As `write`, for who is told at once when the client is gone (`EngineResponse.abort`) and stops then."""
+        ...
+
     def write(self, block: bytes) -> None:
         """Writes without waiting; ignored when the client is gone."""
         ...
@@ -161,7 +166,13 @@ class Responder:
         self.finished = False
         self.status = 0
         self.put = wire.write
-        """Writes without waiting; called for every token, so there is nothing around it."""
+        """Writes without waiting."""
+
+    @property
+    def sink(self) -> Callable[[bytes], object]:
+        """Called for every token, so there is nothing around it; only while the answer flows from an engine
+        (`flow_to`), whose end comes before the client's."""
+        return self._wire.sink
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from gateway.domain import http_rules
-from gateway.domain.chunked import LAST_CHUNK, chunk, match_size_line
+from gateway.domain.chunked import LAST_CHUNK, SIZE_LINES, chunk
 from gateway.domain.envelopes import Envelope
 from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
@@ -64,6 +64,11 @@ class ClientSide(Protocol):
     @property
     def put(self) -> Callable[[bytes], None]:
         """Writes without waiting."""
+        ...
+
+    @property
+    def sink(self) -> Callable[[bytes], object]:
+        """The same for every token, while the answer flows from this engine."""
         ...
 
     def end(self, *, reusable: bool) -> None:
@@ -254,7 +259,7 @@ class _Relay:
         self.passing = (
             False  # between two chunks and two events of a stream that goes on as it comes
         )
-        self.put = client.put
+        self.pass_on = client.sink
         self.outcome: Relayed | None = None
         self.failure: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -285,14 +290,13 @@ class _Relay:
         """A block of the engine's raw bytes."""
         if self.passing and block.endswith(_EVENT_AND_CHUNK_END):
             # Nearly every block of a stream: whole events in one whole chunk, behind which everything is as before.
-            line = match_size_line(block)
             size = len(block)
-            if line is not None and 0 < int(line[1], 16) == size - line.end() - 2:
+            if block.startswith(SIZE_LINES[size]):
                 self.sent_bytes += size
                 self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
                 if self.counted:
                     self.kept.events += block.count(EVENT)
-                self.put(block)
+                self.pass_on(block)
                 return
         if self.outcome is not None or self.failure is not None:
             return

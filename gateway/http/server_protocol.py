@@ -79,6 +79,8 @@ class ServerProtocol(asyncio.Protocol):
         self._home = home
         self._limits = home.limits
         self._transport: asyncio.Transport | None = None
+        self.sink: Callable[[bytes], object] = self.write
+        """As in messages.Wire."""
         self.peer = ""
         """The client's address."""
         self._head = bytearray()  # an unfinished head
@@ -112,6 +114,7 @@ class ServerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
         self._transport = cast(asyncio.Transport, transport)
+        self.sink = self._transport.write
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._wait_for("idle", self._limits.idle_timeout_s)
@@ -595,6 +598,9 @@ class ServerProtocol(asyncio.Protocol):
         request, task = self._request, self._task
         if request is not None and task is not None:
             self._gone = True
+            if self._engine is not None:
+                # Nothing more of its answer may come.
+                self._engine.abort()
             self._arriving = None
             request.mark_gone()
             self._cancel_handler()

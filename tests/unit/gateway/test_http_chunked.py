@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain.chunked import ChunkedBody, ChunkError, chunk
+from gateway.domain.chunked import LAST_CHUNK, SIZE_LINES, ChunkedBody, ChunkError, chunk
 
 BODY = b'3\r\nabc\r\n1;name="v"\r\n!\r\n0a\r\n0123456789\r\n0\r\nx: y\r\n\r\n'
 
@@ -120,3 +120,17 @@ def test_what_is_accepted_is_what_llhttp_accepts(
     parser.feed_data(data[: ours[1]])
     assert oracle.done
     assert oracle.body == ours[0]
+
+
+@given(st.integers(1, 70_000))
+def test_a_block_that_begins_with_its_size_line_is_one_whole_chunk(size: int) -> None:
+    block = chunk(b"x" * size)
+    assert block.startswith(SIZE_LINES[len(block)])
+    for longer in (len(block) - 1, len(block) + 1):
+        assert not block.startswith(SIZE_LINES[longer])
+
+
+def test_a_block_too_short_for_a_chunk_begins_with_no_size_line() -> None:
+    for short in range(6):
+        assert not LAST_CHUNK.startswith(SIZE_LINES[short])
+        assert not b"0\r\n\r\n\r\n"[:short].startswith(SIZE_LINES[short])
