@@ -147,14 +147,15 @@ class Endings:
                 timeline, served, method=method, path=path, ended_s=received_s + duration_s
             )
 
-    def plain(self, served: Served, place: Place, peer: str, priority: bytes | None) -> Plain:
-        """What is the same of all requests like this one, which did not wait and is answered well."""
+    def plain(self, served: Served, path: str, peer: str, priority: bytes | None) -> Plain:
+        """What is the same of all requests like this one, for `path` as it was sent, which did not wait and is answered
+        well."""
         line = AccessLine(
             time=self._clock.now(),
             request="",
             peer=peer,
             method="POST",
-            path=place.path,
+            path=path,
             status=200,
             code="ok",
             waited_ms=0,

@@ -341,11 +341,9 @@ class Errand:
         marks = timeline.marks
         marks["first_byte"] = marks["last_byte"] = now_s
         onward, is_text = _told_by(headers)
-        used = None
-        if is_text:
-            used = tokens_of_whole(body)
-            if self._fields.model != run.model:
-                body = replace_model(body, self._fields.model)
+        used = tokens_of_whole(body)
+        if is_text and self._fields.model != run.model:
+            body = replace_model(body, self._fields.model)
         size = len(body)
         replica = run.replica.id
         id_ = timeline.request_id.encode()
@@ -401,7 +399,7 @@ class Errand:
         if len(lane.plain) >= _MOST_PLAIN:
             lane.plain.clear()
         plain = lane.plain[kind] = self._express.endings.plain(
-            self._told(), lane.place, self._wire.peer, lane.priority
+            self._told(), lane.head.path, self._wire.peer, lane.priority
         )
         return plain
 
@@ -442,6 +440,9 @@ class Errand:
             served = self._told()
             served.status, served.code = 500, "internal_error"
             self._end(served)
+        elif self._grant is not None:
+            # Once, whatever was said of it before.
+            self._grant.end(self._grant.estimate)
         self._wire.errand_failed(started=started)
 
     def _release(self) -> bool:
@@ -461,7 +462,7 @@ class Errand:
             self._timeline,
             lane.place,
             method="POST",
-            path=lane.path,
+            path=lane.head.path,
             peer=self._wire.peer,
             received_s=self._received_s,
             priority=lane.priority,

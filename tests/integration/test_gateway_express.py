@@ -583,3 +583,12 @@ def test_an_adapter_that_is_there_is_served_as_by_the_handler(tmp_path: Path) ->
         assert with_it[6] == (200, "loaded")
 
     run(story())
+
+
+def test_a_path_is_told_as_it_was_sent(tmp_path: Path) -> None:
+    check(tmp_path, {"slash": Case(path=CHAT + "/")})
+
+
+def test_tokens_are_read_whatever_an_answer_calls_itself(tmp_path: Path) -> None:
+    text = says(whole(told(), extra="content-type: text/plain\r\n"))
+    check(tmp_path, {"text": Case(key=LIMITED, headers=(BEARER,), always=text)})

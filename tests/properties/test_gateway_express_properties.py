@@ -258,7 +258,7 @@ def test_what_is_told_of_a_plain_request_is_what_is_told_of_any(
         accounting = Accounting("gw", "an incarnation", log, metrics)
         clock = _Clock(now, 0.0)
         endings = Endings(clock, metrics, access, accounting)
-        plain = endings.plain(served(), place, peer, priority)
+        plain = endings.plain(served(), CHAT, peer, priority)
         for number, (duration_s, share, size) in enumerate(took):
             received_s = 1000.0
             answered_s = received_s + duration_s
