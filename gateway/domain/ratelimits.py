@@ -107,17 +107,21 @@ def refusal(key: Key, refused: Refused) -> Answer:
         when = f"in {left_s} s"
     match refused.what:
         case "requests":
-            limit = f"{refused.limit} requests in 60 s; there is room again {when}"
+            limit = f"{_many(refused.limit, 'request')} in 60 s; there is room again {when}"
         case "tokens":
             limit = (
-                f"{refused.limit} tokens in 60 s, and this request may take {refused.wanted}; "
+                f"{_many(refused.limit, 'token')} in 60 s, and this request may take {refused.wanted}; "
                 f"there is room again {when}"
             )
         case "parallel":
-            limit = f"{refused.limit} requests at once; there is room again {when}"
+            limit = f"{_many(refused.limit, 'request')} at once; there is room again {when}"
     return answer(
         "rate_limit_exceeded", f"The API key {key.name!r} is limited to {limit}.", retry_s=left_s
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def limit_headers(key: Key, reading: Reading) -> list[tuple[bytes, bytes]]:

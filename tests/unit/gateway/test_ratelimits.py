@@ -73,6 +73,7 @@ def test_the_headers_are_those_openai_clients_read() -> None:
             "500 tokens in 60 s, and this request may take 120",
             60,
         ),
+        (Refused(what="requests", limit=1, frees_s=5), "1 request in 60 s; there is room", 5),
         (Refused(what="parallel", limit=4), "4 requests at once; there is room again when one", 1),
     ],
 )
