@@ -67,6 +67,41 @@ class EngineConnection(asyncio.Protocol):
     `on_closed(connection)`: it will serve none any more.
     """
 
+    __slots__ = (
+        "_answered",
+        "_asker",
+        "_began",
+        "_drain_waiter",
+        "_exchange",
+        "_failure",
+        "_fresh",
+        "_head",
+        "_head_waiter",
+        "_keep_alive",
+        "_known",
+        "_latest",
+        "_latest_length",
+        "_limits",
+        "_method",
+        "_missing",
+        "_on_closed",
+        "_on_free",
+        "_on_made",
+        "_paused_reading",
+        "_pieces",
+        "_request_sent",
+        "_response",
+        "_timed",
+        "_timer",
+        "_transport",
+        "_whole",
+        "_write_paused",
+        "closed",
+        "free_since",
+        "loop",
+        "served",
+    )
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

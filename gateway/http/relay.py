@@ -218,6 +218,31 @@ def _early(problem: EngineError) -> EngineError:
 class _Relay:
     """One answer on its way. Raw: the engine's bytes with its framing. Else: decoded and reframed."""
 
+    __slots__ = (
+        "before_first_byte",
+        "clean",
+        "client",
+        "counted",
+        "failure",
+        "first_byte_at",
+        "framing",
+        "headers",
+        "held",
+        "keep",
+        "kept",
+        "outcome",
+        "pass_on",
+        "passing",
+        "raw",
+        "response",
+        "rewriter",
+        "sent_bytes",
+        "sse",
+        "started",
+        "tail",
+        "waiter",
+    )
+
     def __init__(
         self,
         client: ClientSide,

@@ -74,6 +74,39 @@ class ServerProtocol(asyncio.Protocol):
     discarding the rest of a body nobody wanted; lingering (answered, closing, reading only to be polite).
     """
 
+    __slots__ = (
+        "_arriving",
+        "_closing",
+        "_drain_waiter",
+        "_engine",
+        "_errand",
+        "_expects_continue",
+        "_given_up",
+        "_gone",
+        "_handler_began",
+        "_head",
+        "_home",
+        "_keep_alive",
+        "_known",
+        "_latest",
+        "_latest_length",
+        "_limits",
+        "_parsed",
+        "_paused",
+        "_pending",
+        "_request",
+        "_responder",
+        "_searched",
+        "_task",
+        "_transport",
+        "_why",
+        "_write_paused",
+        "deadline",
+        "loop",
+        "peer",
+        "sink",
+    )
+
     def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._home = home
