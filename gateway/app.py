@@ -211,6 +211,7 @@ async def run_gateway(
         endings,
         budget,
         engine_key=engine_key,
+        stalled=inference.stalled,
         new_request_id=new_request_id,
         random_bits=random_bits,
     )

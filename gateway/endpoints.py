@@ -449,7 +449,7 @@ class Inference:
             gateway.finish(run, used=used)
             self._count_wait(served, run.model)
             if exchange.stalled:
-                self._stalled(run)
+                self.stalled(run)
         self._judge(run, exchange, good=is_good(relayed.status, complete=relayed.complete))
         served.status = relayed.status
         served.sent_bytes = relayed.sent_bytes
@@ -571,7 +571,7 @@ class Inference:
         if run.lost is None and not exchange.stalled:
             self._gateway.judge(run.replica, good=good)
 
-    def _stalled(self, run: Run) -> None:
+    def stalled(self, run: Run) -> None:
         """Its engine was silent for too long: told once for each request that it happened to."""
         self._metrics.stalled.labels(run.model).inc()
         log.warning("engine stalled", extra={"replica": run.replica.id, "model": run.model})

@@ -1,6 +1,6 @@
-"""Serves the plain request on its way through, without a task: its model runs, its answer comes in one piece.
+"""Serves the plain request on its way through, without a task: its model runs, its answer comes in one piece or a stream.
 
-Most requests that are no stream are of this kind, and a task with all it carries costs more than all that they need.
+Most requests are of this kind, and a task with all it carries costs more than all that they need.
 Whatever turns out otherwise, at any moment, is handed over to the handler as it stands then, and goes on there as if
 it had begun there; nothing is refused, retried or waited for here. It keeps no rule of its own: who may ask, what is
 admitted, which replica and what is counted are asked of the same parts that the handler asks.
@@ -19,18 +19,16 @@ from gateway.adapters import Adapters
 from gateway.begun import Begun
 from gateway.callers import Callers
 from gateway.domain.admission import Route
-from gateway.domain.affinity import HEADERS, PATHS, Affinity, by_beginning, by_session
+from gateway.domain.affinity import Affinity, by_beginning
 from gateway.domain.answers import Answer
-from gateway.domain.cors import answer_headers
-from gateway.domain.http_rules import HeaderList, Headers, client_response_headers
-from gateway.domain.keytable import Caller
+from gateway.domain.envelopes import envelope
+from gateway.domain.http_rules import Headers, client_response_headers
 from gateway.domain.model_rewrite import replace_model, replace_named_model
-from gateway.domain.names import Place, place_of
-from gateway.domain.places import RESPONSES
+from gateway.domain.outliers import is_good
 from gateway.domain.reasons import reason_headers
 from gateway.domain.request_fields import RequestFields, read_plain
 from gateway.domain.routing import Why
-from gateway.domain.tokens import Tokens, tokens_of_whole
+from gateway.domain.tokens import Tail, Tokens, tokens_of_whole
 from gateway.domain.traces import new_trace, own_lines
 from gateway.endings import Endings, Plain
 from gateway.endpoints import EngineKey
@@ -40,13 +38,14 @@ from gateway.http.client import EngineClient
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
 from gateway.http.exchange import Exchange
+from gateway.http.messages import Responder
 from gateway.http.outgoing import INLINE_BODY, Front, rendered
+from gateway.http.relay import Relay
 from gateway.http.request_head import RequestHead
 from gateway.http.server_protocol import ServerProtocol
 from gateway.inhand import Run
-from gateway.intake import json_onward, may_be_json
+from gateway.lanes import NO_LANE, Lane, lane_of
 from gateway.limits import Grant, Limits
-from gateway.loadingstream import HEADER as LOADING
 from gateway.metrics import Metrics
 from gateway.served import CLIENT_GONE, Served, charge
 from gateway.timeline import Timeline, Timelines
@@ -55,9 +54,6 @@ from schemas.replica import Replica
 
 log = logging.getLogger("gateway.express")
 
-_APART: Final = (b"x-request-id", b"traceparent", LOADING)
-"""Headers that make a request another than all others of its head; the handler reads them."""
-
 _NONE_TOLD: Final = Tokens()
 
 _MOST_FRONTS: Final = 64
@@ -65,47 +61,6 @@ _MOST_FRONTS: Final = 64
 
 _MOST_PLAIN: Final = 256
 """The same of what is told of answers: by replica and adapter."""
-
-_OWN_ID: Final = b"x-request-id: %b\r\n"
-_BOTH_IDS: Final = b"x-request-id: %b\r\nrequest-id: %b\r\n"
-"""As `Envelope.headers` tells it at Anthropic's paths."""
-
-
-class Lane:
-    """What all requests with one head have in common."""
-
-    __slots__ = (
-        "caller",
-        "cors",
-        "fronts",
-        "head",
-        "ids",
-        "is_used",
-        "onward",
-        "path",
-        "place",
-        "plain",
-        "priority",
-        "session",
-        "tied",
-    )
-
-    def __init__(self, head: RequestHead, place: Place, caller: Caller, cors: HeaderList) -> None:
-        headers = head.headers
-        self.head = head
-        self.place = place
-        self.caller = caller
-        self.path = place.path
-        self.ids = _OWN_ID if place.envelope == "openai" else _BOTH_IDS
-        self.cors = rendered(cors)
-        self.onward = json_onward(headers)
-        self.priority = headers.get(b"x-yard-priority")
-        given = next((v for v in map(headers.get, HEADERS) if v is not None), None)
-        self.session = None if given is None else by_session(given)
-        self.tied = self.session is not None or (given is None and place.path in PATHS)
-        self.is_used = False
-        self.fronts: dict[str, Front] = {}
-        self.plain: dict[tuple[str, str], Plain] = {}
 
 
 class Express:
@@ -124,6 +79,7 @@ class Express:
         budget: BodyBudget,
         *,
         engine_key: EngineKey,
+        stalled: Callable[[Run], None],
         new_request_id: Callable[[], str],
         random_bits: Callable[[int], int],
     ) -> None:
@@ -138,6 +94,7 @@ class Express:
         self.endings = endings
         self.budget = budget
         self.engine_key = engine_key
+        self.stalled = stalled
         self.new_request_id = new_request_id
         self.random_bits = random_bits
 
@@ -145,14 +102,15 @@ class Express:
         """Takes a request that came whole, if it is a plain one that can go out now; else nothing has happened.
 
         1. its head asks for nothing else, and it may come in
-        2. it is no stream, and its model runs without a line
+        2. its model runs without a line
         3. there is room for its body, and its key's limits have some
         """
         memo = head.headers.memo
         lane: Lane | None = memo.get("lane")
         callers = self.callers
         if lane is None or not callers.is_still(lane.caller):  # 1
-            lane = None if memo.get("no lane") else self._lane_of(head, wire.peer)
+            origins = self.gateway.settings.cors_origins
+            lane = None if memo.get(NO_LANE) else lane_of(head, wire.peer, callers, origins)
             if lane is None:
                 return False
         plain = read_plain(body)  # 2
@@ -188,38 +146,9 @@ class Express:
             errand.fail()
         return True
 
-    def _lane_of(self, head: RequestHead, peer: str) -> Lane | None:
-        """What requests with this head have in common; None: they are the handler's."""
-        headers = head.headers
-        memo = headers.memo
-        memo["lane"] = None
-        place = place_of(head.method, head.path)
-        if (
-            place.kind != "inference"
-            or place.on is not None
-            or place.model
-            or place.response
-            or place.form
-            # What is answered there is kept account of.
-            or place.path == RESPONSES
-            or head.query
-            # Its answers have to say that their connection stays.
-            or head.version == "1.0"
-            or not may_be_json(headers)
-            or any(headers.get(name) is not None for name in _APART)
-        ):
-            memo["no lane"] = True
-            return None
-        caller = self.callers.identify("inference", headers, peer)
-        if isinstance(caller, Answer):
-            return None
-        cors = answer_headers(headers.get(b"origin"), self.gateway.settings.cors_origins)
-        lane = memo["lane"] = Lane(head, place, caller, cors)
-        return lane
-
 
 class Errand:
-    """One request on its way: `begin`, then either `answered`, `left`, or `hand_over`."""
+    """One request on its way: `begin`, then `answered` or `streams`, unless it is handed over or its client leaves."""
 
     __slots__ = (
         "_body",
@@ -233,6 +162,9 @@ class Errand:
         "_limited",
         "_model",
         "_received_s",
+        "_relay",
+        "_responder",
+        "_response",
         "_run",
         "_seeking",
         "_served",
@@ -270,6 +202,9 @@ class Errand:
         self._connection: EngineConnection | None = None
         self._written_s = 0.0
         self._served: Served | None = None
+        self._response: EngineResponse | None = None
+        self._responder: Responder | None = None
+        self._relay: Relay | None = None
         self._is_over = False
 
     def begin(self, route: Route, beginning: msgspec.Raw | None) -> None:
@@ -353,7 +288,7 @@ class Errand:
             % (
                 onward,
                 _why_lines(run.model, replica, run.why, self._how),
-                lane.ids % (id_ if lane.ids is _OWN_ID else (id_, id_)),
+                lane.told_id(id_),
                 lane.cors,
                 self._limited,
                 size,
@@ -421,10 +356,109 @@ class Errand:
                     served.adapter = self._run.adapted.entry.adapter.name
         return self._served
 
+    # -- a stream ------------------------------------------------------------------------------
+
+    def streams(self, response: EngineResponse) -> None:
+        """The engine answers with a stream: it is passed on as it comes."""
+        try:
+            self._stream(response)
+        except Exception:
+            log.exception("an errand failed", extra={"path": self._lane.path})
+            self.fail()
+
+    def _stream(self, response: EngineResponse) -> None:
+        express, run, lane = self._express, self._run, self._lane
+        assert run is not None, "asked by a run"
+        self._response = response
+        replica, exchange = run.replica.id, response.exchange
+        run.abort = exchange.abort
+        exchange.written_at = self._written_s
+        exchange.explain = partial(express.gateway.why_broke, replica)
+        served = self._told()
+        served.tail = tail = Tail()
+        served.sse = True
+        self._responder = responder = Responder(self._wire, "POST", "1.1")
+        request_id = self._timeline.request_id
+        responder.envelope = envelope(lane.place.envelope, request_id)
+        responder.add_own(
+            (
+                (b"x-request-id", request_id.encode()),
+                *lane.cors_headers,
+                *responder.envelope.headers(),
+                *express.limits.headers(lane.caller),
+            )
+        )
+        told = ((b"x-yard-waited-ms", b"0"), *reason_headers(run.model, replica, run.why))
+        if self._how:
+            express.metrics.count_adapter(run.model, self._how)
+            told = (*told, (b"x-yard-adapter", self._how.encode()))
+        name = self._fields.model
+        renamed = name if name != run.model else None
+        relay = Relay(responder, response, told, renamed, self._first_byte, tail)
+        self._relay = relay
+        if relay.begin(self._streamed):
+            self._streamed()
+
+    def _first_byte(self, _: bytes) -> None:
+        """From here on it can go nowhere else."""
+        self._timeline.marks["first_byte"] = self._express.clock.now_s()
+        if self._run is not None:
+            self._run.has_byte = True
+        self._give_body()
+
+    def _streamed(self) -> None:
+        """The stream has ended, as its relay says; before its first byte the handler may send it elsewhere."""
+        relay, run, response = self._relay, self._run, self._response
+        if self._is_over or relay is None or run is None or response is None:
+            return
+        if relay.failure is not None:
+            self._relay = None
+            self._wire.flow_to(None)
+            answer: asyncio.Future[EngineResponse] = relay.client.loop.create_future()
+            answer.set_exception(relay.failure)
+            # Whoever goes on with it may be cancelled before.
+            answer.exception()
+            self._to_handler(response.exchange, answer)
+            return
+        try:
+            self._told_end(relay, run, response)
+        except Exception:
+            log.exception("an errand failed", extra={"path": self._lane.path})
+            self.fail()
+            return
+        self._run = self._relay = None
+        assert self._responder is not None, "made with the relay"
+        self._wire.errand_done(finished=self._responder.finished)
+
+    def _told_end(self, relay: Relay, run: Run, response: EngineResponse) -> None:
+        outcome = relay.outcome
+        assert outcome is not None, "a relay ends with it or with a failure"
+        express, served, marks = self._express, self._told(), self._timeline.marks
+        if not response.ended:
+            response.abort()
+        self._is_over = True
+        self._give_body()
+        express.gateway.finish(run, used=run.has_byte)
+        exchange = response.exchange
+        if exchange.stalled:
+            express.stalled(run)
+        elif run.lost is None:
+            good = is_good(outcome.status, complete=outcome.complete)
+            express.gateway.judge(run.replica, good=good)
+        served.status, served.sent_bytes = outcome.status, outcome.sent_bytes
+        served.complete, served.why = outcome.complete, outcome.reason
+        if not outcome.complete:
+            served.code = "engine_error"
+        marks["last_byte"] = express.clock.now_s()
+        if "first_byte" in marks:
+            express.metrics.answered_first(run.model, marks["first_byte"] - self._written_s)
+        self._end(served)
+
+    # -- other ends ----------------------------------------------------------------------------
+
     def left(self) -> None:
         """Its client is gone, or nobody goes on with it."""
-        if self._connection is not None:
-            self._connection.drop()
+        self._stop()
         if self._release():
             served = self._told()
             served.status, served.code = CLIENT_GONE, "client_gone"
@@ -433,9 +467,8 @@ class Errand:
 
     def fail(self) -> None:
         """Something failed that should not: it is answered as far as it can be, and all that was counted ends."""
-        if self._connection is not None:
-            self._connection.drop()
-        started = self._is_over
+        self._stop()
+        started = self._is_over or (self._responder is not None and self._responder.started)
         if self._release():
             served = self._told()
             served.status, served.code = 500, "internal_error"
@@ -445,6 +478,13 @@ class Errand:
             self._grant.end(self._grant.estimate)
         self._wire.errand_failed(started=started)
 
+    def _stop(self) -> None:
+        """Nothing more is wanted of its engine."""
+        if self._response is not None:
+            self._response.abort()
+        elif self._connection is not None:
+            self._connection.drop()
+
     def _release(self) -> bool:
         """Gives back what it holds; False: it did that before."""
         if self._is_over:
@@ -452,7 +492,7 @@ class Errand:
         self._is_over = True
         self._give_body()
         if self._run is not None:
-            self._express.gateway.finish(self._run, used=False)
+            self._express.gateway.finish(self._run, used=self._run.has_byte)
         return True
 
     def _end(self, served: Served) -> None:
@@ -476,13 +516,16 @@ class Errand:
 
     # -- handing over --------------------------------------------------------------------------
 
-    def hand_over(self) -> None:
-        """The handler goes on with it."""
+    def hand_over(self) -> bool:
+        """The handler goes on with it; False: its answer has begun to flow."""
+        if self._relay is not None:
+            return False
         if self._connection is not None:
             self._connection.hand_over()
-            return
+            return True
         timeline, now_s = self._timeline, self._express.clock.now_s
         self._to_handler(Exchange(lambda: timeline.mark("written_to_engine", now_s())), None)
+        return True
 
     def otherwise(self, answer: "asyncio.Future[EngineResponse]") -> Exchange:
         """The engine's answer is another than hoped for, or none: the handler sees to it."""

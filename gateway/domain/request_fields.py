@@ -58,19 +58,19 @@ Plain = tuple[RequestFields, "msgspec.Raw | None"]
 
 
 def read_plain(body: bytes) -> Plain | None:
-    """The fields of a request body that names its model and asks for no stream, and the JSON of its conversation, in one
-    look; None: it is none of that kind, or no good one, and `read_fields` says more."""
+    """The fields of a request body that names its model, and the JSON of its conversation, in one look; None: it is no
+    good one, and `read_fields` says more."""
     try:
         fields = _plain.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     model = fields.model
-    if fields.stream or not model or model is UNSET or len(model) > MAX_MODEL_NAME:
+    if not model or model is UNSET or len(model) > MAX_MODEL_NAME:
         return None
     for beginning in (fields.messages, fields.prompt, fields.input):
         if beginning is not UNSET:
-            return RequestFields(model=model, max_tokens=_most_tokens(fields)), beginning
-    return RequestFields(model=model, max_tokens=_most_tokens(fields)), None
+            return _of(fields, model), beginning
+    return _of(fields, model), None
 
 
 _TOO_DEEP: Final = FieldsProblem(message="The request body is nested too deeply to be read.")
@@ -109,6 +109,10 @@ def read_fields(body: bytes, *, named: str | None = None) -> RequestFields | Fie
         return FieldsProblem(
             message=f"The model name is longer than {MAX_MODEL_NAME} characters.", param="model"
         )
+    return _of(fields, model)
+
+
+def _of(fields: _Fields, model: str) -> RequestFields:
     options = fields.stream_options
     return RequestFields(
         model=model,

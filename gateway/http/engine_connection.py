@@ -12,7 +12,14 @@ from typing import Final, Protocol, cast
 import httptools
 
 from gateway.domain import http_rules
-from gateway.domain.http_rules import NO_BODY, UNTIL_CLOSE, FramingRefused, Headers, HeadFacts
+from gateway.domain.http_rules import (
+    CHUNKED,
+    NO_BODY,
+    UNTIL_CLOSE,
+    FramingRefused,
+    Headers,
+    HeadFacts,
+)
 from gateway.domain.known_heads import KnownHead, known_head
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, EngineError, EngineGone, ReadTimeout
@@ -49,6 +56,10 @@ class Asker(Protocol):
 
     def answered(self, headers: Headers, body: bytes) -> None:
         """It is there: 200, with this body. The connection is free again."""
+        ...
+
+    def streams(self, response: EngineResponse) -> None:
+        """It is a stream of events, good so far."""
         ...
 
     def otherwise(self, answer: "asyncio.Future[EngineResponse]") -> Exchange:
@@ -425,6 +436,9 @@ class EngineConnection(asyncio.Protocol):
                     return
                 self._tell_whole(asker, headers, rest)
                 return
+            if status == 200 and facts.sse and framing == CHUNKED:
+                self._tell_stream(asker, headers, facts, rest)
+                return
             self.hand_over()
         assert self._exchange is not None
         assert self._head_waiter is not None
@@ -473,6 +487,20 @@ class EngineConnection(asyncio.Protocol):
         else:
             self.close()
         asker.answered(headers, body)
+
+    def _tell_stream(self, asker: Asker, headers: Headers, facts: HeadFacts, rest: bytes) -> None:
+        self._asker = None
+        self._keep_alive = facts.keep_alive
+        self._exchange = exchange = Exchange()
+        exchange.reused = self.served > 0
+        exchange.head_at = self.loop.time()
+        exchange.bind(self._abort)
+        self._response = response = EngineResponse(self, exchange, 200, headers, CHUNKED, True)
+        if rest:
+            if self._timed:
+                self._begin()
+            response.feed(rest)
+        asker.streams(response)
 
     def _abort(self, reason: str) -> None:
         self._fail(EngineGone(reason, before_first_byte=True, aborted=True))

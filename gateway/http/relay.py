@@ -110,7 +110,7 @@ async def relay(
             body = replace_model(body, model)
             tail.last.append(body)
             return _relay_whole(client, response, body, headers, before_first_byte)
-        return await _Relay(client, response, headers, model, before_first_byte, tail).run()
+        return await Relay(client, response, headers, model, before_first_byte, tail).run()
     finally:
         if not response.ended:
             response.abort()
@@ -215,8 +215,8 @@ def _early(problem: EngineError) -> EngineError:
     return EngineGone(problem.reason, before_first_byte=True, aborted=aborted)
 
 
-class _Relay:
-    """One answer on its way. Raw: the engine's bytes with its framing. Else: decoded and reframed."""
+class Relay:
+    """One answer on its way, begun by `begin` or `run`. Raw: the engine's bytes with its framing. Else: decoded and reframed."""
 
     __slots__ = (
         "before_first_byte",
@@ -230,6 +230,7 @@ class _Relay:
         "held",
         "keep",
         "kept",
+        "on_end",
         "outcome",
         "pass_on",
         "passing",
@@ -240,7 +241,6 @@ class _Relay:
         "sse",
         "started",
         "tail",
-        "waiter",
     )
 
     def __init__(
@@ -287,9 +287,26 @@ class _Relay:
         self.pass_on = client.sink
         self.outcome: Relayed | None = None
         self.failure: EngineError | None = None
-        self.waiter: asyncio.Future[None] | None = None
+        self.on_end: Callable[[], None] | None = None
 
     async def run(self) -> Relayed:
+        """How it ended; raises what `failure` says."""
+        waiter: asyncio.Future[None] = self.client.loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        if not self.begin(wake):
+            await waiter
+        if self.failure is not None:
+            raise self.failure
+        assert self.outcome is not None
+        return self.outcome
+
+    def begin(self, on_end: Callable[[], None]) -> bool:
+        """Passes on what there is and what comes, until there is an `outcome`, or a `failure` before the client's first
+        byte: True, it is there by now; else `on_end` is called then."""
         response = self.response
         if response.ended:
             self._write(b"")
@@ -300,14 +317,11 @@ class _Relay:
                     self.on_block(block)
         if self.outcome is None and self.failure is None:
             response.attach(self)
-        if self.outcome is None and self.failure is None:
-            self.client.flow_to(response)
-            self.waiter = self.client.loop.create_future()
-            await self.waiter
-        if self.failure is not None:
-            raise self.failure
-        assert self.outcome is not None
-        return self.outcome
+        if self.outcome is not None or self.failure is not None:
+            return True
+        self.client.flow_to(response)
+        self.on_end = on_end
+        return False
 
     # -- RawConsumer ---------------------------------------------------------------------------
 
@@ -489,8 +503,8 @@ class _Relay:
         self._wake()
 
     def _wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.on_end is not None:
+            self.on_end()
 
 
 def _tail(before: bytes, pieces: list[bytes]) -> bytes:

@@ -38,8 +38,8 @@ class Errand(Protocol):
         """The client is gone: ends it."""
         ...
 
-    def hand_over(self) -> None:
-        """The handler shall go on with it: calls `ServerProtocol.hand_over`."""
+    def hand_over(self) -> bool:
+        """The handler shall go on with it: calls `ServerProtocol.hand_over`. False: its answer has begun."""
         ...
 
 
@@ -104,7 +104,6 @@ class ServerProtocol(asyncio.Protocol):
         "deadline",
         "loop",
         "peer",
-        "sink",
     )
 
     def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,8 +111,6 @@ class ServerProtocol(asyncio.Protocol):
         self._home = home
         self._limits = home.limits
         self._transport: asyncio.Transport | None = None
-        self.sink: Callable[[bytes], object] = self.write
-        """As in messages.Wire."""
         self.peer = ""
         """The client's address."""
         self._head = bytearray()  # an unfinished head
@@ -147,7 +144,6 @@ class ServerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport to isinstance(), only in behaviour.
         self._transport = cast(asyncio.Transport, transport)
-        self.sink = self._transport.write
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._wait_for("idle", self._limits.idle_timeout_s)
@@ -198,6 +194,12 @@ class ServerProtocol(asyncio.Protocol):
             waiter.set_result(None)
 
     # -- Wire ----------------------------------------------------------------------------------
+
+    @property
+    def sink(self) -> Callable[[bytes], object]:
+        """As in messages.Wire."""
+        transport = self._transport
+        return self.write if transport is None else transport.write
 
     def write(self, block: bytes) -> None:
         """Writes without waiting; ignored when the client is gone."""
@@ -275,10 +277,15 @@ class ServerProtocol(asyncio.Protocol):
 
     def cut(self) -> bool:
         """Ends a running request; whether there was one."""
-        if self._errand is not None:
-            self._errand.hand_over()
-            # Behind the first step of the handler, which can then say why.
-            self.loop.call_soon(self._cancel_handler)
+        errand = self._errand
+        if errand is not None:
+            if errand.hand_over():
+                # Behind the first step of the handler, which can then say why.
+                self.loop.call_soon(self._cancel_handler)
+            else:
+                self._errand = self._engine = None
+                errand.left()
+                self._ended(finished=False)
             return True
         if self._task is None:
             self.abort()
@@ -409,14 +416,14 @@ class ServerProtocol(asyncio.Protocol):
         self._wait_for("request", 0.0)
         self._home.begun()
 
-    def errand_done(self) -> None:
-        """The whole answer was written."""
-        self._errand = None
-        self._ended(finished=True)
+    def errand_done(self, *, finished: bool = True) -> None:
+        """The whole answer was written; or, not `finished`, what there will ever be of it."""
+        self._errand = self._engine = None
+        self._ended(finished=finished)
 
     def errand_failed(self, *, started: bool) -> None:
         """It cannot be answered as it should; `started`: something of an answer was written."""
-        self._errand = None
+        self._errand = self._engine = None
         self._keep_alive = False
         if not started:
             responder = Responder(self, "POST", "1.1")
@@ -624,7 +631,7 @@ class ServerProtocol(asyncio.Protocol):
         errand = self._errand
         if errand is not None:
             self._gone = True
-            self._errand = None
+            self._errand = self._engine = None
             errand.left()
             self._home.done()
             return

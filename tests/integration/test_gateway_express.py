@@ -18,6 +18,7 @@ from tests.support.aio import run, until
 from tests.support.express_yard import (
     CHAT,
     GOOD,
+    USAGE,
     Engine,
     Scene,
     Speech,
@@ -128,6 +129,8 @@ async def see(made: Scene, case: Case) -> Seen:
                 peer = await stack.enter_async_context(connected(made.gateway.port, limit=1 << 18))
             await peer.send(ask(case.body, case.path, *case.headers, version=case.version))
             head, body = await peer.message()
+            # Anthropic's errors tell it inside.
+            body = re.sub(rb'"request_id":"[0-9a-f]{16}-[0-9a-f]+"', b'"request_id":"an id"', body)
             seen.answers.append((status_of(head), told_apart(head), body))
             if b"connection: close" in head.lower():
                 await peer.gone()
@@ -370,7 +373,6 @@ ODD = {
         answers=(
             says(SSE_HEAD + chunk(b"data: 1\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"),
         ),
-        handed=1,
     ),
     "events with a length": Case(
         answers=(says(whole(b"data: 1\n\n", extra="content-type: text/event-stream\r\n")),),
@@ -423,7 +425,127 @@ ODD = {
 }
 
 
+def event(number: int = 1, **fields: Any) -> bytes:
+    """One of a stream."""
+    return b"data: %b\n\n" % json.dumps({"id": number, "model": "m", **fields}).encode()
+
+
+DONE = b"data: [DONE]\n\n"
+END = b"0\r\n\r\n"
+STREAMED = body_of(stream=True, stream_options={"include_usage": True})
+TOLD = says(
+    SSE_HEAD,
+    chunk(event(1)),
+    chunk(event(2)) + chunk(event(3, text="x" * 5000)),
+    chunk(event(4, usage=USAGE)),
+    chunk(DONE) + END,
+)
+
+STREAMS = {
+    "stream": Case(body=STREAMED, always=TOLD),
+    "stream of an alias": Case(
+        body=body_of("em", stream=True), key=LIMITED, headers=(BEARER,), always=TOLD
+    ),
+    "stream with a key": Case(body=STREAMED, key=LIMITED, headers=(BEARER,), always=TOLD),
+    "stream that tells no tokens": Case(
+        body=STREAMED,
+        key=LIMITED,
+        headers=(BEARER, "origin: https://page.example"),
+        always=says(SSE_HEAD + chunk(event(1)), chunk(event(2)), chunk(DONE), END),
+    ),
+    "stream in crumbs": Case(
+        body=STREAMED,
+        always=says(
+            *(bytes([b]) for b in SSE_HEAD),
+            *(bytes([b]) for b in chunk(event(1)) + chunk(DONE) + END),
+        ),
+    ),
+    "stream with nothing in it": Case(body=STREAMED, always=says(SSE_HEAD + END)),
+    "stream of messages": Case(
+        body=STREAMED,
+        path="/v1/messages",
+        always=says(
+            SSE_HEAD,
+            chunk(b'event: message_start\ndata: {"message":{"usage":{"input_tokens":7}}}\n\n'),
+            chunk(b'event: message_delta\ndata: {"usage":{"output_tokens":3}}\n\n') + END,
+        ),
+    ),
+    "stream behind which the engine closes": Case(
+        body=STREAMED,
+        answers=(
+            says(
+                SSE_HEAD.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+                + chunk(event(1))
+                + END,
+                ends=True,
+            ),
+        ),
+        always=TOLD,
+        handed=1,
+    ),
+    "no stream": Case(body=STREAMED),
+    "no stream but an error": Case(
+        body=STREAMED,
+        answers=(says(whole(b'{"error":{"message":"no"}}', "400 Bad")),),
+        always=TOLD,
+        handed=1,
+        statuses=(400, 200, 200),
+    ),
+}
+
+BROKEN = {
+    "ends between events": Case(
+        body=STREAMED,
+        key=LIMITED,
+        headers=(BEARER,),
+        answers=(says(SSE_HEAD, chunk(event(1)), ends=True),),
+        always=TOLD,
+        handed=None,
+    ),
+    "ends between events of an alias": Case(
+        body=body_of("em", stream=True),
+        answers=(says(SSE_HEAD, chunk(event(1)), ends=True),),
+        always=TOLD,
+        handed=None,
+    ),
+    "ends within messages": Case(
+        body=STREAMED,
+        path="/v1/messages",
+        answers=(says(SSE_HEAD, chunk(event(1)), chunk(b"data: {"), ends=True),),
+        always=TOLD,
+        handed=None,
+    ),
+    "is silent": Case(
+        body=STREAMED,
+        answers=(silent(SSE_HEAD, chunk(event(1))),),
+        always=TOLD,
+        handed=None,
+    ),
+    "is no longer chunked": Case(
+        body=STREAMED,
+        answers=(says(SSE_HEAD, chunk(event(1)), b"what?\r\n"),),
+        always=TOLD,
+        handed=None,
+    ),
+    "says more": Case(
+        body=STREAMED,
+        answers=(says(SSE_HEAD, chunk(event(1)) + END + b"HTTP/1.1"),),
+        always=TOLD,
+        handed=None,
+    ),
+}
+
+
 LOST = {
+    "stream without an event": Case(
+        body=STREAMED, answers=(says(SSE_HEAD, ends=True),), always=TOLD, handed=None
+    ),
+    "silent stream without an event": Case(
+        body=STREAMED, answers=(silent(SSE_HEAD),), always=TOLD, handed=None
+    ),
+    "stream that is none": Case(
+        body=STREAMED, answers=(says(SSE_HEAD, b"what?\r\n"),), always=TOLD, handed=None
+    ),
     "garbage": Case(answers=(says(b"what?\r\n\r\n"),), handed=None),
     "garbage in the head": Case(
         answers=(says(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"),), handed=None
@@ -455,6 +577,24 @@ LOST = {
 
 def test_an_odd_answer_is_the_handlers_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
     check(tmp_path, ODD)
+
+
+def keys_last(cases: dict[str, Case]) -> dict[str, Case]:
+    """Once there is a key everybody needs one."""
+    return dict(sorted(cases.items(), key=lambda item: item[1].key is not None))
+
+
+def test_a_stream_is_the_same_by_either_way(tmp_path: Path) -> None:
+    check(tmp_path, keys_last(STREAMS))
+
+
+def test_a_stream_that_breaks_is_told_to_its_client_by_either_way(tmp_path: Path) -> None:
+    seen = check(tmp_path, keys_last(BROKEN), stream_stall_s=0.1)
+    for name, case in seen.items():
+        if name != "says more":
+            assert b"error" in case.answers[0][2], name
+            assert case.lines[0]["code"] == "engine_error", name
+            assert not case.lines[0]["complete"], name
 
 
 def test_a_request_that_loses_its_engine_goes_to_another_once(tmp_path: Path) -> None:

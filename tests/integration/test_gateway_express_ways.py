@@ -207,7 +207,7 @@ def test_a_client_that_leaves_ends_what_the_engine_does_for_it(
     [
         None,
         whole(b"{}", "404 Not Found"),
-        SSE_HEAD + chunk(b"data: 1\n\n"),
+        whole(b"data: 1\n\n", extra="content-type: text/event-stream\r\n"),
         b"garbage\r\n\r\n",
         HEAD + told() + b"more",
     ],
