@@ -190,3 +190,17 @@ def test_the_catalog_counts_as_it_is_for_each_request(tmp_path: Path) -> None:
                 assert await replica_of("m") == "r-0"
 
     run(story())
+
+
+def test_a_body_over_the_cap_is_refused_however_it_came(tmp_path: Path) -> None:
+    async def story() -> None:
+        long = body_of(text="x" * 2000)
+        async with (
+            scene(tmp_path, body_limit_bytes=len(long) - 1) as made,
+            connected(made.gateway.port) as peer,
+        ):
+            assert await answered(peer) == (200, "")
+            assert await answered(peer, ask(long)) == (413, "request_too_large")
+            assert len(made.engine.asked) == 1
+
+    run(story())
