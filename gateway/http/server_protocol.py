@@ -361,6 +361,7 @@ class ServerProtocol(asyncio.Protocol):
         now = self.loop.time()
         if (
             0 < framing == len(rest) <= self._limits.body_bytes
+            and framing <= self._limits.body_memory_bytes
             and self._keep_alive
             and not self._expects_continue
             and not self._write_paused

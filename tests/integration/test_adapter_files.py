@@ -183,7 +183,8 @@ def test_a_fetch_ahead_that_hangs_lets_go_at_once(tmp_path):
                 await until(lambda: came(content) == 500_000, "it to hang")
                 began = time.monotonic()
                 await s.files.obtain(asked)
-                assert time.monotonic() - began < 2.0
+                # A silence is given up after half a minute: whoever waited for that is far from this.
+                assert time.monotonic() - began < 15.0
                 await s.here(hangs)
             (again,) = [span for key, span in mirror.files_asked() if key == set_of(hangs)][1:]
             assert again == "bytes=500000-"
