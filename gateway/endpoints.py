@@ -13,6 +13,7 @@ from gateway.begun import Begun
 from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
+from gateway.domain.http_rules import Headers
 from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.outliers import is_good
@@ -620,8 +621,13 @@ async def reply(respond: Responder, refused: Answer, served: Served) -> None:
 
 def _is_text(response: EngineResponse) -> bool:
     """Whether an answer may name its model: speech and pictures are passed on untouched."""
-    kind = response.headers.get(b"content-type")
-    return kind is None or b"json" in kind.lower() or response.sse
+    return response.sse or may_name_model(response.headers)
+
+
+def may_name_model(headers: Headers) -> bool:
+    """Whether a whole answer with these headers may name its model."""
+    kind = headers.get(b"content-type")
+    return kind is None or b"json" in kind.lower()
 
 
 def _waited(served: Served) -> tuple[bytes, bytes]:

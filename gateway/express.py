@@ -22,7 +22,7 @@ from gateway.domain.admission import Route
 from gateway.domain.affinity import Affinity, by_beginning
 from gateway.domain.answers import Answer
 from gateway.domain.envelopes import envelope
-from gateway.domain.http_rules import Headers, client_response_headers
+from gateway.domain.http_rules import HeaderList, Headers
 from gateway.domain.model_rewrite import replace_model, replace_named_model
 from gateway.domain.outliers import is_good
 from gateway.domain.reasons import reason_headers
@@ -31,7 +31,7 @@ from gateway.domain.routing import Why
 from gateway.domain.tokens import Tail, Tokens, tokens_of_whole
 from gateway.domain.traces import new_trace, own_lines
 from gateway.endings import Endings, Plain
-from gateway.endpoints import EngineKey
+from gateway.endpoints import EngineKey, may_name_model
 from gateway.gateway import Gateway
 from gateway.http.bodies import BodyBudget
 from gateway.http.client import EngineClient
@@ -40,7 +40,7 @@ from gateway.http.engine_response import EngineResponse
 from gateway.http.exchange import Exchange
 from gateway.http.messages import Responder
 from gateway.http.outgoing import INLINE_BODY, Front, rendered
-from gateway.http.relay import Relay
+from gateway.http.relay import Relay, onward_lines
 from gateway.http.request_head import RequestHead
 from gateway.http.server_protocol import ServerProtocol
 from gateway.inhand import Run
@@ -275,9 +275,9 @@ class Errand:
         now_s = express.clock.now_s()
         marks = timeline.marks
         marks["first_byte"] = marks["last_byte"] = now_s
-        onward, is_text = _told_by(headers)
+        onward = onward_lines(headers, sse=False)
         used = tokens_of_whole(body)
-        if is_text and self._fields.model != run.model:
+        if self._fields.model != run.model and may_name_model(headers):
             body = replace_model(body, self._fields.model)
         size = len(body)
         replica = run.replica.id
@@ -388,10 +388,9 @@ class Errand:
                 *express.limits.headers(lane.caller),
             )
         )
-        told = ((b"x-yard-waited-ms", b"0"), *reason_headers(run.model, replica, run.why))
+        told = _why_headers(run.model, replica, run.why, self._how)
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
-            told = (*told, (b"x-yard-adapter", self._how.encode()))
         name = self._fields.model
         renamed = name if name != run.model else None
         relay = Relay(responder, response, told, renamed, self._first_byte, tail)
@@ -567,21 +566,13 @@ def _tie(session: Affinity | None, beginning: msgspec.Raw | None) -> Affinity | 
     return session if beginning is None or session is not None else by_beginning(beginning)
 
 
-@lru_cache(maxsize=4096)
-def _why_lines(model: str, replica: str, why: Why, how: str) -> bytes:
+def _why_headers(model: str, replica: str, why: Why, how: str) -> HeaderList:
     """What an answer tells of where it came from, after no wait."""
     adapter = ((b"x-yard-adapter", how.encode()),) if how else ()
-    return rendered(((b"x-yard-waited-ms", b"0"), *reason_headers(model, replica, why), *adapter))
+    return ((b"x-yard-waited-ms", b"0"), *reason_headers(model, replica, why), *adapter)
 
 
-def _told_by(headers: Headers) -> tuple[bytes, bool]:
-    """Of an engine's headers the lines that go on to the client, and whether its body may name its model."""
-    memo = headers.memo
-    onward: bytes | None = memo.get("to client")
-    if onward is None:
-        onward = memo["to client"] = rendered(client_response_headers(headers.items, sse=False))
-    is_text: bool | None = memo.get("is text")
-    if is_text is None:
-        kind = headers.get(b"content-type")
-        is_text = memo["is text"] = kind is None or b"json" in kind.lower()
-    return onward, is_text
+@lru_cache(maxsize=4096)
+def _why_lines(model: str, replica: str, why: Why, how: str) -> bytes:
+    """The same, as lines of a head."""
+    return rendered(_why_headers(model, replica, why, how))

@@ -52,7 +52,7 @@ MOST_WHOLE: Final = 64 * 1024
 
 
 class Asker(Protocol):
-    """Wants a good answer in one piece, and to hear of no other."""
+    """Wants a good answer, in one piece or as a stream of events; others are somebody else's to see to."""
 
     def answered(self, headers: Headers, body: bytes) -> None:
         """It is there: 200, with this body. The connection is free again."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.domain import http_rules
 from gateway.domain.chunked import LAST_CHUNK, SIZE_LINES, chunk
 from gateway.domain.envelopes import Envelope
-from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList
+from gateway.domain.http_rules import CHUNKED, NO_BODY, UNTIL_CLOSE, HeaderList, Headers
 from gateway.domain.model_rewrite import JsonModelRewriter, SseModelRewriter, replace_model
 from gateway.domain.tokens import EVENT, KEPT_BYTES, Tail
 from gateway.http.engine_response import EngineResponse
@@ -128,6 +128,16 @@ async def _read_whole(response: EngineResponse) -> bytes:
         raise _early(problem) from None
 
 
+def onward_lines(headers: Headers, *, sse: bool) -> bytes:
+    """Of an engine's headers those that go on to the client, rendered; the same for every answer with the same ones."""
+    memo = headers.memo
+    lines: bytes | None = memo.get("to client")
+    if lines is None:
+        onward = http_rules.client_response_headers(headers.items, sse=sse)
+        lines = memo["to client"] = rendered(onward)
+    return lines
+
+
 def _relay_whole(
     client: ClientSide,
     response: EngineResponse,
@@ -136,11 +146,7 @@ def _relay_whole(
     before_first_byte: Callable[[bytes], None] | None,
 ) -> Relayed:
     """An answer whose body is all here, as of most that are no stream: nothing to wait for."""
-    memo = response.headers.memo
-    first: bytes | None = memo.get("to client")
-    if first is None:
-        onward = http_rules.client_response_headers(response.headers.items, sse=response.sse)
-        first = memo["to client"] = rendered(onward)
+    first = onward_lines(response.headers, sse=response.sse)
     if before_first_byte is not None:
         before_first_byte(body)
     client.put(client.begin(response.status, headers, len(body), first=first) + body)
