@@ -19,7 +19,7 @@ from gateway.workers import Crew
 from tests.support.aio import run, until
 
 PROGRAM = """
-import os, signal, sys, time
+import os, select, signal, sys, time
 folder, id = sys.argv[1], sys.argv[-1]
 log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def said(what): os.write(log, f"{id} {what}\\n".encode())
@@ -29,6 +29,9 @@ def end(number, frame):
     while os.path.exists(f"{folder}/{id} stays"): time.sleep(0.01)
     sys.exit(0)
 for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)  # A signal just before a sleep would be seen only after it.
 said("started")
 if os.path.exists(folder + "/broken"): sys.exit(7)
 while os.path.exists(f"{folder}/{id} waits"): time.sleep(0.01)
@@ -36,7 +39,7 @@ os.fstat(int(os.environ["YARD_WORKER_SOCKET"]))
 said("serves")
 os.write(int(os.environ["YARD_WORKER_READY"]), b"1")
 if os.path.exists(f"{folder}/{id} ends"): sys.exit(7)
-while True: time.sleep(60)
+while True: select.select([woken], [], [])
 """
 
 
