@@ -42,6 +42,7 @@ from events.ids import utc_now
 from events.log import LogError
 from events.settings import parse_seconds
 from schemas import api as bodies
+from schemas import codes
 from schemas.api import DoctorBody, ErrorBody, EventLine, ReadyBody
 
 log = logging.getLogger(__name__)
@@ -183,9 +184,8 @@ async def _await_position(model: ReadModel, min_seq: int | None, wait: str | Non
 _EVENT_KEY: Final = b'"event":'
 
 
-def _json_of(entry: Entry, extra: bytes = b"") -> bytes:
-    """The state with the event that made it, put together as text: states are stored as JSON already."""
-    event = msgspec.json.encode(
+def _event_of(entry: Entry) -> bytes:
+    return msgspec.json.encode(
         {
             "subject": entry.subject,
             "seq": entry.seq,
@@ -201,14 +201,33 @@ def _json_of(entry: Entry, extra: bytes = b"") -> bytes:
             "problem": entry.problem,
         }
     )
-    state = b"{}" if entry.state is None else bytes(entry.state)
+
+
+def _json_of(entry: Entry, extra: bytes = b"") -> bytes:
+    """The state with the event that made it, put together as text: states are stored as JSON already."""
+    assert entry.state is not None
+    state = bytes(entry.state)
     comma = b"," if len(state) > 2 else b""
-    return state[:-1] + comma + _EVENT_KEY + event + extra + b"}"
+    return state[:-1] + comma + _EVENT_KEY + _event_of(entry) + extra + b"}"
 
 
-def _answer(data: bytes, position: int) -> Response[bytes]:
+def _unread(entry: Entry) -> bytes:
+    """What is known of a thing whose state nobody here can read."""
+    return (
+        b'{"name":' + msgspec.json.encode(entry.name) + b"," + _EVENT_KEY + _event_of(entry) + b"}"
+    )
+
+
+def _newer(kind: Kind, entry: Entry) -> str:
+    return (
+        f"{kind.noun} {entry.name!r} was written by a newer version of Modelyard ({entry.problem}, sequence "
+        f"{entry.seq}) than this control plane: bring it up to date"
+    )
+
+
+def _answer(data: bytes, position: int, unread: bytes = b"") -> Response[bytes]:
     return Response(
-        b'{"data":' + data + b',"applied_seq":' + str(position).encode() + b"}",
+        b'{"data":' + data + b',"applied_seq":' + str(position).encode() + unread + b"}",
         media_type=MediaType.JSON,
     )
 
@@ -253,7 +272,14 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
     async def many(min_seq: MinSeq = None, wait: Wait = None) -> Response[bytes]:
         await _await_position(model, min_seq, wait)
         entries, position = await model.entries(kind.noun)
-        return _answer(b"[" + b",".join(await _texts(kind, model, entries)) + b"]", position)
+        read = [entry for entry in entries if entry.state is not None]
+        # Beside the others: who decodes the list needs whole states, and must hear of these too.
+        unread = b",".join(_unread(entry) for entry in entries if entry.state is None)
+        return _answer(
+            b"[" + b",".join(await _texts(kind, model, read)) + b"]",
+            position,
+            b',"unread":[' + unread + b"]",
+        )
 
     @get(
         f"/v1/{kind.path}/{{key:path}}",
@@ -277,6 +303,8 @@ def _resource(kind: Kind, model: ReadModel) -> list[HTTPRouteHandler]:
             entry = keyviews.named(keys, name, utc_now())
         if entry is None:
             raise Refusal(404, "not_found", f"there is no {kind.noun} {name!r}", position)
+        if entry.state is None:
+            raise Refusal(409, codes.UPGRADE_REQUIRED, _newer(kind, entry), position)
         return _answer((await _texts(kind, model, [entry]))[0], position)
 
     return [many, one]

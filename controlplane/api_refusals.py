@@ -80,7 +80,17 @@ STATE: Final = (
 )
 """Of questions for states, with `min_seq` too."""
 
-ONE: Final = (*STATE, _row(404, "not_found", "there is no model 'my-model'", has_position=True))
+ONE: Final = (
+    *STATE,
+    _row(404, "not_found", "there is no model 'my-model'", has_position=True),
+    _row(
+        409,
+        codes.UPGRADE_REQUIRED,
+        "model 'my-model' was written by a newer version of Modelyard (version 9 of model, sequence 40) than this "
+        "control plane: bring it up to date",
+        has_position=True,
+    ),
+)
 
 USAGE: Final = (_row(503, "not_synced", "what was used has not been read yet; try again soon"),)
 
@@ -121,6 +131,7 @@ _STATUSES: Final[Mapping[int, str]] = {
     401: "The bearer token is missing or wrong.",
     403: "It may not be asked so: by that name of this machine, from that page, or of that repository.",
     404: "There is no such thing.",
+    409: "It is there, but its state cannot be read.",
     413: "The body is too large.",
     415: "The body is no JSON.",
     429: "The registry is asked too often.",

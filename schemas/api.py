@@ -43,6 +43,17 @@ class StateEvent(Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+class Unread(Struct, frozen=True, kw_only=True):
+    """Something of which only events of a newer version are known: no state of it can be told.
+
+    `name` is how the API names one of its kind, `event` the first of those events; its `problem` and `seq` are the
+    last one's.
+    """
+
+    name: str
+    event: StateEvent
+
+
 class ModelView(Model, frozen=True, kw_only=True):
     event: StateEvent
 
@@ -107,6 +118,7 @@ class KeyView(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True, kw_only=True):
     data: tuple[ModelView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class ModelOne(Struct, frozen=True, kw_only=True):
@@ -117,6 +129,7 @@ class ModelOne(Struct, frozen=True, kw_only=True):
 class AdapterList(Struct, frozen=True, kw_only=True):
     data: tuple[AdapterView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class AdapterOne(Struct, frozen=True, kw_only=True):
@@ -127,6 +140,7 @@ class AdapterOne(Struct, frozen=True, kw_only=True):
 class ReplicaList(Struct, frozen=True, kw_only=True):
     data: tuple[ReplicaView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class ReplicaOne(Struct, frozen=True, kw_only=True):
@@ -137,6 +151,7 @@ class ReplicaOne(Struct, frozen=True, kw_only=True):
 class SlotsList(Struct, frozen=True, kw_only=True):
     data: tuple[SlotsView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class SlotsOne(Struct, frozen=True, kw_only=True):
@@ -147,6 +162,7 @@ class SlotsOne(Struct, frozen=True, kw_only=True):
 class NodeList(Struct, frozen=True, kw_only=True):
     data: tuple[NodeView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class NodeOne(Struct, frozen=True, kw_only=True):
@@ -157,6 +173,7 @@ class NodeOne(Struct, frozen=True, kw_only=True):
 class CardList(Struct, frozen=True, kw_only=True):
     data: tuple[CardView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class CardOne(Struct, frozen=True, kw_only=True):
@@ -167,6 +184,7 @@ class CardOne(Struct, frozen=True, kw_only=True):
 class ActivationList(Struct, frozen=True, kw_only=True):
     data: tuple[ActivationView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class ActivationOne(Struct, frozen=True, kw_only=True):
@@ -177,6 +195,7 @@ class ActivationOne(Struct, frozen=True, kw_only=True):
 class KeyList(Struct, frozen=True, kw_only=True):
     data: tuple[KeyView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class KeyOne(Struct, frozen=True, kw_only=True):
@@ -194,6 +213,7 @@ class UsageList(Struct, frozen=True, kw_only=True):
 class OutcomeList(Struct, frozen=True, kw_only=True):
     data: tuple[OutcomeView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class OutcomeOne(Struct, frozen=True, kw_only=True):
@@ -204,6 +224,7 @@ class OutcomeOne(Struct, frozen=True, kw_only=True):
 class JobList(Struct, frozen=True, kw_only=True):
     data: tuple[JobView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class JobOne(Struct, frozen=True, kw_only=True):
@@ -214,6 +235,7 @@ class JobOne(Struct, frozen=True, kw_only=True):
 class FileList(Struct, frozen=True, kw_only=True):
     data: tuple[FileView, ...]
     applied_seq: int
+    unread: tuple[Unread, ...] = ()
 
 
 class FileOne(Struct, frozen=True, kw_only=True):

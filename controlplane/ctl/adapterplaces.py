@@ -13,7 +13,7 @@ from controlplane.ctl import adapterview
 from controlplane.ctl.adapterreads import known, the_adapter
 from controlplane.ctl.adapterslots import Change, Fate, Found, change, holders
 from controlplane.ctl.adapterview import Row
-from controlplane.ctl.connect import Place, open_api, open_wire
+from controlplane.ctl.connect import Api, Place, open_api, open_wire
 from controlplane.ctl.failures import (
     EXIT_FAILED,
     EXIT_NOT_KNOWN,
@@ -21,6 +21,7 @@ from controlplane.ctl.failures import (
     CtlError,
     NotKnownYet,
 )
+from controlplane.ctl.reads import refuse_unread
 from controlplane.ctl.show import console, print_json, print_table
 from events.log import Wire
 from schemas import codes
@@ -78,7 +79,7 @@ async def load(place: Place, name: str, replica: str | None, timeout_s: float, o
     """
     async with open_api(place) as api:
         adapter = await the_adapter(api, name)
-        rows: list[Row] = await api.data("/v1/replicas")
+        rows = await _replicas(api, replica)
     asks = [
         (row["node"], LoadAdapter(replica=row["id"], adapter=adapter["name"]))
         for row in ([the_replica(rows, replica)] if replica else ready_of(rows, adapter["base"]))
@@ -97,7 +98,7 @@ async def unload(
     """
     async with open_api(place) as api:
         adapter = await known(api, name)
-        rows: list[Row] = await api.data("/v1/replicas")
+        rows = await _replicas(api, replica)
     exact = name if adapter is None else adapter["name"]
     async with open_wire(place) as wire:
         silent: tuple[str, ...] = ()
@@ -118,6 +119,14 @@ async def unload(
         return
     _print(exact, fates, "unloaded", output, silent)
     _tell_silent(silent)
+
+
+async def _replicas(api: Api, replica: str | None) -> list[Row]:
+    """All of them. Raises CtlError when nobody can read the one that is named."""
+    listed = await api.listed("/v1/replicas")
+    if replica is not None:
+        refuse_unread(listed, replica)
+    return list(listed.rows)
 
 
 async def _changed(

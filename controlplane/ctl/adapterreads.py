@@ -10,7 +10,8 @@ from controlplane.ctl import adapterview
 from controlplane.ctl.adapterview import Row
 from controlplane.ctl.connect import Api
 from controlplane.ctl.failures import CtlError
-from controlplane.ctl.show import print_fields, print_json, print_table
+from controlplane.ctl.reads import refuse_unread
+from controlplane.ctl.show import notes_of, print_fields, print_json, print_table
 
 ADD: Final = "yardctl adapter add NAME --base {} --source PATH|OWNER/REPO|URL"
 
@@ -18,12 +19,12 @@ ADD: Final = "yardctl adapter add NAME --base {} --source PATH|OWNER/REPO|URL"
 async def list_adapters(api: Api, output: str, now: datetime, base: str | None = None) -> None:
     """All of them, or those of one model, by base and name. Raises CtlError when there is no such model."""
     base = None if base is None else await _model(api, base)
-    found: list[Row] = [
-        row for row in await api.data("/v1/adapters") if base is None or row["base"] == base
-    ]
+    adapters = await api.listed("/v1/adapters")
+    found: list[Row] = [row for row in adapters.rows if base is None or row["base"] == base]
     found.sort(key=lambda row: (row["base"], row["name"]))
+    # Of whose base they are nobody here can read: they are told with any.
     if output == "json":
-        print_json(found)
+        print_json([*found, *adapters.unread])
         return
     slots: list[Row] = await api.data("/v1/slots")
     replicas: list[Row] = await api.data("/v1/replicas")
@@ -32,15 +33,17 @@ async def list_adapters(api: Api, output: str, now: datetime, base: str | None =
         adapterview.ADAPTER_COLUMNS,
         ([row[column] for column in adapterview.ADAPTER_COLUMNS] for row in rows),
         f"{base or 'the catalog'} has no adapter; add one: {ADD.format(base or 'MODEL')}",
+        notes_of(adapters),
     )
 
 
 async def _model(api: Api, name: str) -> str:
     """The model's name, which may be given as an alias."""
-    models: list[Row] = await api.data("/v1/models")
-    for model in models:
+    models = await api.listed("/v1/models")
+    for model in models.rows:
         if name == model["name"] or name in model.get("aliases", ()):
             return model["name"]
+    refuse_unread(models, name)
     raise CtlError(f"there is no model {name!r}; yardctl model list shows them")
 
 
@@ -73,6 +76,7 @@ async def the_adapter(api: Api, name: str) -> Row:
     """As `known`. Raises CtlError when there is none."""
     found = await known(api, name)
     if found is None:
+        refuse_unread(await api.listed("/v1/adapters"), name)
         raise CtlError(f"there is no adapter {name!r}; yardctl adapter list shows them")
     return found
 

@@ -3,7 +3,7 @@
 Reading has no effects.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,25 +12,27 @@ from controlplane.ctl.cardasking import CardName
 from controlplane.ctl.cardview import Yard
 from controlplane.ctl.connect import Api
 from controlplane.ctl.reads import path_of
-from controlplane.ctl.show import print_json, print_table
+from controlplane.ctl.show import notes_of, print_json, print_table
 
 
 async def list_cards(api: Api, output: str) -> None:
-    yard = await _yard(api)
+    cards = await api.listed("/v1/cards")
+    yard = await _yard(api, cards.rows)
     if output == "json":
-        print_json([yard.full(row) for row in yard.rows])
+        print_json([*map(yard.full, yard.rows), *cards.unread])
         return
     print_table(
         cardview.CARD_COLUMNS,
         (cardview.card_row(yard, row) for row in yard.rows),
         "no node has registered",
+        notes_of(cards),
     )
 
 
 async def show_card(api: Api, card: CardName, output: str, now: datetime) -> None:
     """Raises CtlError when there is no such card."""
     row = await api.data(path_of("cards", str(card)))
-    yard = await _yard(api, row)
+    yard = await _yard(api, [row])
     if output == "json":
         print_json(yard.full(row))
         return
@@ -39,15 +41,17 @@ async def show_card(api: Api, card: CardName, output: str, now: datetime) -> Non
 
 
 async def list_leases(api: Api, output: str, now: datetime) -> None:
-    found = leaseview.leases(await api.data("/v1/cards"))
+    cards = await api.listed("/v1/cards")
+    found = leaseview.leases(cards.rows)
     if output == "json":
-        print_json(found)
+        print_json([*found, *cards.unread])
         return
     models = {row["id"]: row["model"] for row in await api.data("/v1/replicas")}
     print_table(
         leaseview.LEASE_COLUMNS,
         (leaseview.lease_row(lease, models, now) for lease in found),
         "nobody holds a card or waits for one",
+        notes_of(cards),
     )
 
 
@@ -84,9 +88,9 @@ def place_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-async def _yard(api: Api, *cards: Mapping[str, Any]) -> Yard:
+async def _yard(api: Api, cards: Sequence[Mapping[str, Any]]) -> Yard:
     return Yard(
-        cards=cards or await api.data("/v1/cards"),
+        cards=cards,
         replicas=await api.data("/v1/replicas"),
         activations=await api.data("/v1/activations"),
         nodes=await api.data("/v1/nodes"),

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,6 +141,14 @@ async def open_wire(place: Place) -> "AsyncIterator[JetStreamWire]":
         yield JetStreamWire(connection)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A list of the API: the states, and what is there besides but written by a newer version (`name`, `event`)."""
+
+    rows: list[dict[str, Any]]
+    unread: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Api:
     """The read API. Every method raises Unreachable when nothing answers, CtlError when it refuses:
     RejectedByYard when what was asked is wrong itself."""
@@ -160,6 +168,11 @@ class Api:
     async def data(self, path: str) -> Any:
         """The states below a resource, without their position."""
         return (await self.get(path))["data"]
+
+    async def listed(self, path: str) -> Listed:
+        """All of a list, also what the control plane cannot read."""
+        body = await self.get(path)
+        return Listed(rows=body["data"], unread=body.get("unread", []))
 
     async def ask(self, path: str, **query: str) -> "httpx.Response":
         """The answer, whatever its status."""

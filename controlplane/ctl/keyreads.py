@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from controlplane.ctl.connect import Api
 from controlplane.ctl.reads import path_of
-from controlplane.ctl.show import age, length, parse_time, print_fields, print_json, print_table
+from controlplane.ctl.show import (
+    age,
+    length,
+    notes_of,
+    parse_time,
+    print_fields,
+    print_json,
+    print_table,
+)
 
 Row = Mapping[str, Any]
 
@@ -28,15 +36,17 @@ COLUMNS: Final = (
 
 async def list_keys(api: Api, output: str, now: datetime) -> None:
     """All of them by name, those first that are not over."""
-    found: list[Row] = await api.data("/v1/keys")
+    keys = await api.listed("/v1/keys")
+    found: list[Row] = list(keys.rows)
     found.sort(key=lambda row: (state(row, now) != "valid", row["name"], row["id"]))
     if output == "json":
-        print_json([{**row, "state": state(row, now)} for row in found])
+        print_json([*({**row, "state": state(row, now)} for row in found), *keys.unread])
         return
     print_table(
         COLUMNS,
         (columns(row, now) for row in found),
         "there are no keys; create one: yardctl key create --name NAME",
+        notes_of(keys),
     )
 
 

@@ -4,19 +4,22 @@ Reading has no effects. Each function takes the open API and prints; nothing is 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from controlplane.ctl.connect import Api
+from controlplane.ctl.connect import Api, Listed
+from controlplane.ctl.failures import CtlError
 from controlplane.ctl.show import (
     age,
     mode,
+    notes_of,
     print_fields,
     print_json,
     print_table,
     size,
+    unread_line,
 )
 from schemas.replica import TERMINAL_PHASES
 
@@ -26,6 +29,13 @@ Row = Mapping[str, Any]
 def path_of(kind: str, key: str) -> str:
     """The path of one thing; a name may hold anything."""
     return f"/v1/{kind}/{quote(key, safe='')}"
+
+
+def refuse_unread(listed: Listed, name: str) -> None:
+    """Raises CtlError when `name` is one that a newer version wrote: it is there, and cannot be shown."""
+    for one in listed.unread:
+        if one["name"] == name:
+            raise CtlError(unread_line(one))
 
 
 async def show_one(api: Api, kind: str, key: str, output: str) -> None:
@@ -44,20 +54,21 @@ async def show_model(api: Api, name: str, output: str) -> None:
 
 
 async def list_models(api: Api, output: str) -> None:
-    models = await api.data("/v1/models")
+    models = await api.listed("/v1/models")
     if output == "json":
-        print_json(models)
+        print_json(models.rows + models.unread)
         return
     replicas = await api.data("/v1/replicas")
     activations = await api.data("/v1/activations")
     print_table(
         ("model", "scaling", "state", "replicas", "profiles", "aliases"),
-        (model_row(model, replicas, activations) for model in models),
+        (model_row(model, replicas, activations) for model in models.rows),
         "the catalog is empty; serve a model: yardctl model serve OWNER/REPO",
+        notes_of(models),
     )
 
 
-def model_row(model: Row, replicas: list[Row], activations: list[Row]) -> tuple[str, ...]:
+def model_row(model: Row, replicas: Sequence[Row], activations: Sequence[Row]) -> tuple[str, ...]:
     """`state` is that of the replicas when there are any, else of the demand; `replicas` how many are ready of those
     there are, or shall be."""
     own = [r for r in replicas if r["model"] == model["name"]]
@@ -82,15 +93,16 @@ def model_row(model: Row, replicas: list[Row], activations: list[Row]) -> tuple[
 
 
 async def list_replicas(api: Api, output: str, now: datetime, everything: bool) -> None:
-    replicas = await api.data("/v1/replicas")
+    replicas = await api.listed("/v1/replicas")
     if output == "json":
-        print_json(replicas)
+        print_json(replicas.rows + replicas.unread)
         return
-    shown = [r for r in replicas if everything or r["phase"] not in TERMINAL_PHASES]
+    shown = [r for r in replicas.rows if everything or r["phase"] not in TERMINAL_PHASES]
     print_table(
         ("id", "model", "node", "cards", "profile", "phase", "since", "memory", "why"),
         (replica_row(replica, now) for replica in shown),
         "no replica is running" if not everything else "there is no replica",
+        notes_of(replicas),
     )
 
 
@@ -109,15 +121,16 @@ def replica_row(replica: Row, now: datetime) -> tuple[str, ...]:
 
 
 async def list_nodes(api: Api, output: str, now: datetime) -> None:
-    nodes = await api.data("/v1/nodes")
+    nodes = await api.listed("/v1/nodes")
     if output == "json":
-        print_json(nodes)
+        print_json(nodes.rows + nodes.unread)
         return
     cards = await api.data("/v1/cards")
     print_table(
         ("node", "state", "host", "cards", "engines", "since", "version"),
-        (node_row(node, cards, now) for node in nodes),
+        (node_row(node, cards, now) for node in nodes.rows),
         "no node has registered",
+        notes_of(nodes),
     )
 
 
@@ -133,7 +146,7 @@ def standing_of(node: Row) -> str:
     return "reachable" if node.get("running", True) else "agent stopped"
 
 
-def node_row(node: Row, cards: list[Row], now: datetime) -> tuple[str, ...]:
+def node_row(node: Row, cards: Sequence[Row], now: datetime) -> tuple[str, ...]:
     own = [c for c in cards if c["node"] == node["id"]]
     return (
         node["id"],
@@ -162,23 +175,13 @@ def counted(states: Iterable[str]) -> str:
 async def show_status(api: Api, output: str, now: datetime) -> None:
     """The yard at a glance."""
     doctor = await api.get("/v1/doctor")
-    nodes, cards = await api.data("/v1/nodes"), await api.data("/v1/cards")
-    models, replicas = await api.data("/v1/models"), await api.data("/v1/replicas")
-    activations = await api.data("/v1/activations")
-    adapters = await api.data("/v1/adapters")
+    kinds = ("nodes", "cards", "models", "replicas", "activations", "adapters")
+    listed = {kind: await api.listed(f"/v1/{kind}") for kind in kinds}
     if output == "json":
-        print_json(
-            {
-                "doctor": doctor,
-                "nodes": nodes,
-                "cards": cards,
-                "models": models,
-                "replicas": replicas,
-                "activations": activations,
-                "adapters": adapters,
-            }
-        )
+        told = {kind: found.rows + found.unread for kind, found in listed.items()}
+        print_json({"doctor": doctor, **told})
         return
+    nodes, cards, models, replicas, activations, adapters = (listed[kind].rows for kind in kinds)
     leader = doctor.get("leader")
     who = f"{leader['instance']} (term {leader['term']})" if leader else "nobody"
     print(f"leader   {who}")
@@ -191,7 +194,7 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
     for node in nodes:
         own = [c for c in cards if c["node"] == node["id"]]
         print(f"node     {node['id']}: {standing_of(node)}; {', '.join(map(card_cell, own))}")
-    if not nodes:
+    if not nodes and not listed["nodes"].unread:
         print("node     none has registered")
     if adapters:
         print(f"adapters {counted(adapter['phase'] for adapter in adapters)}")
@@ -200,6 +203,7 @@ async def show_status(api: Api, output: str, now: datetime) -> None:
         ("model", "scaling", "state", "replicas", "profiles", "aliases"),
         (model_row(model, replicas, activations) for model in models),
         "the catalog is empty; serve a model: yardctl model serve OWNER/REPO",
+        [note for found in listed.values() for note in notes_of(found)],
     )
     refused = [a for a in activations if a["phase"] in ("refused", "waiting", "wanted")]
     for activation in refused:

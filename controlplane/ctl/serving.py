@@ -15,7 +15,16 @@ from controlplane.ctl.acts import tell
 from controlplane.ctl.commanding import carry_out
 from controlplane.ctl.connect import Api, Place, open_log
 from controlplane.ctl.failures import EXIT_FAILED, CtlError, Unreachable, UsageMistake
-from controlplane.ctl.show import age, console, print_fields, print_json, print_table, size
+from controlplane.ctl.reads import refuse_unread
+from controlplane.ctl.show import (
+    age,
+    console,
+    notes_of,
+    print_fields,
+    print_json,
+    print_table,
+    size,
+)
 from events.log import EventLog, Recorded
 from schemas.commands import (
     CommandBody,
@@ -150,15 +159,16 @@ async def _started(place: Place, body: CommandBody, timeout_s: float, *, detach:
 
 
 async def list_jobs(api: Api, output: str, now: datetime) -> None:
-    jobs: list[Row] = await api.data("/v1/jobs")
-    jobs.sort(key=lambda job: str(job["started"]))
+    listed = await api.listed("/v1/jobs")
+    jobs: list[Row] = sorted(listed.rows, key=lambda job: str(job["started"]))
     if output == "json":
-        print_json(jobs)
+        print_json([*jobs, *listed.unread])
         return
     print_table(
         ("id", "state", "repository", "model", "step", "since"),
         (jobview.row(job, age(job["started"], now)) for job in jobs),
         "there is no job; serve a model: yardctl model serve OWNER/REPO",
+        notes_of(listed),
     )
 
 
@@ -177,15 +187,18 @@ async def show_job(api: Api, job: str, output: str) -> None:
 
 
 async def list_files(api: Api, output: str, now: datetime) -> None:
-    files: list[Row] = await api.data("/v1/files")
-    files.sort(key=lambda file: (file["repo"], file["path"], file["commit"]))
+    listed = await api.listed("/v1/files")
+    files: list[Row] = sorted(
+        listed.rows, key=lambda file: (file["repo"], file["path"], file["commit"])
+    )
     if output == "json":
-        print_json(files)
+        print_json([*files, *listed.unread])
         return
     print_table(
         ("key", "repository", "file", "size", "state", "since"),
         (_file_row(file, now) for file in files),
         "the mirrors hold nothing; serve a model: yardctl model serve OWNER/REPO",
+        notes_of(listed),
     )
 
 
@@ -206,8 +219,12 @@ def _file_row(file: Row, now: datetime) -> tuple[str, ...]:
 async def show_file(api: Api, key: str, output: str) -> None:
     """One file by its key or the beginning of it. Raises CtlError when none or several match."""
     _typed(key, "a file's key")
-    files: list[Row] = await api.data("/v1/files")
-    found = [file for file in files if file["key"].startswith(key) or file["path"] == key]
+    listed = await api.listed("/v1/files")
+    found = [file for file in listed.rows if file["key"].startswith(key) or file["path"] == key]
+    if not found:
+        ahead = [one["name"] for one in listed.unread if one["name"].startswith(key)]
+        if len(ahead) == 1:
+            refuse_unread(listed, ahead[0])
     if len(found) != 1:
         how = "no file" if not found else f"{len(found)} files"
         raise CtlError(f"{how} of the mirrors begin with {key!r}; yardctl mirror list shows them")

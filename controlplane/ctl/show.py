@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from controlplane.ctl.connect import Listed
+
 WIDE: Final = 4096
 """Columns of a table that no person's terminal shows: lines of a pipe are never cut."""
 
@@ -65,12 +67,48 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """A table without lines, or the sentence `empty` when there is no row."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    empty: str,
+    notes: Sequence[str] = (),
+) -> None:
+    """A table without lines, or the sentence `empty` when there is nothing; `notes` below it, a line each."""
     found = list(rows)
-    if not found:
+    if found:
+        _print_rows(columns, found)
+    elif not notes:
         print(empty)
-        return
+    for note in notes:
+        print(note)
+
+
+def notes_of(listed: Listed) -> list[str]:
+    """What a list cannot show as it is now: the control plane could not read the last event of it."""
+    old = [row for row in listed.rows if (row.get("event") or {}).get("problem")]
+    return [
+        *map(unread_line, listed.unread),
+        *(
+            f"{_noun(row['event'])} {row.get('name') or row.get('id') or row['event']['subject']}: shown as it was "
+            f"before its last event, which this control plane cannot read ({row['event']['problem']})"
+            for row in old
+        ),
+    ]
+
+
+def unread_line(one: Mapping[str, Any]) -> str:
+    """One that is there but has no state to show, because the control plane is older than who wrote it."""
+    return (
+        f"{_noun(one['event'])} {one['name']}: written by a newer version ({one['event'].get('problem')}), which this "
+        "control plane cannot read"
+    )
+
+
+def _noun(event: Mapping[str, Any]) -> str:
+    return str(event.get("subject", "")).partition(".evt.")[2].partition(".")[0]
+
+
+def _print_rows(columns: Sequence[str], found: Iterable[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.upper(), overflow="fold", no_wrap=column in ("id", "since"))

@@ -174,6 +174,33 @@ def test_every_resource_lists_and_shows_in_the_documented_form(tmp_path: Path) -
     tell(tmp_path, story)
 
 
+def test_what_a_newer_version_wrote_is_listed_beside_the_others_and_said_to_be_there(
+    tmp_path: Path,
+) -> None:
+    async def story(yard: Yard, client: httpx.AsyncClient) -> None:
+        await yard.add("known")
+        plain = await yard.admin.last("yard.evt.model.known")
+        assert plain is not None
+        newer = json.loads(yard.broker.events.messages[plain.seq].payload)
+        newer |= {
+            "id": "e-newer",
+            "subject": "yard.evt.model.new",
+            "dataschema": "urn:modelyard:model:9",
+        }
+        seq = yard.broker.put("yard.evt.model.new", json.dumps(newer).encode())
+        listed = await client.get("/v1/models", params={"min_seq": seq, "wait": "5s"})
+        whole = msgspec.json.decode(listed.content, type=bodies.ModelList)
+        assert [model.name for model in whole.data] == ["known"]
+        assert [(one.name, one.event.problem) for one in whole.unread] == [
+            ("new", "version 9 of model")
+        ]
+        shown = await client.get("/v1/models/new")
+        assert (shown.status_code, shown.json()["error"]["code"]) == (409, "upgrade_required")
+        assert "version 9 of model" in shown.json()["error"]["sentence"]
+
+    tell(tmp_path, story)
+
+
 def test_min_seq_waits_for_it_and_says_clearly_when_the_wait_ends(tmp_path: Path) -> None:
     async def story(yard: Yard, client: httpx.AsyncClient) -> None:
         seq = await yard.add("a")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.ctl import reads
+from controlplane.ctl.connect import Listed
 from tests.support.aio import run
 
 
@@ -18,8 +19,8 @@ class Told:
     async def get(self, path: str, **_: str) -> Any:
         return self._doctor if path == "/v1/doctor" else {"data": []}
 
-    async def data(self, path: str, **_: str) -> Any:
-        return []
+    async def listed(self, path: str) -> Listed:
+        return Listed(rows=[])
 
 
 @pytest.mark.parametrize(("log_seq", "says"), [(None, "unknown"), (0, "0"), (459, "459")])

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.ctl import keyreads
+from controlplane.ctl.connect import Listed
 from controlplane.ctl.tail import pretty
 from events.log import Recorded
 from events.subjects import event_subject
@@ -44,6 +45,9 @@ class Read:
     async def data(self, path: str) -> Any:
         self.asked.append(path)
         return copy.deepcopy(self.told)
+
+    async def listed(self, path: str) -> Listed:
+        return Listed(rows=await self.data(path))
 
 
 def read(work: Callable[..., Awaitable[None]], told: Any, *args: Any) -> list[str]:
