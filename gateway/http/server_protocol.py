@@ -156,7 +156,7 @@ class ServerProtocol(asyncio.Protocol):
             self._pending += data
         elif self._arriving is not None:
             self._receive_body(data)
-        elif self._request is not None or self._errand is not None:
+        elif self._request is not None or self._errand is not None or self._write_paused:
             self._pending += data
         else:
             self._receive_head(data)
@@ -167,6 +167,9 @@ class ServerProtocol(asyncio.Protocol):
         # A client that ends its side is gone: keeping an engine busy for half a connection would
         # keep it busy for every client that left without a word.
         self._client_left()
+        # What was written is still sent, for as long as it takes that.
+        self._closing = True
+        self._wait_for("closing", self._limits.write_stall_timeout_s)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -192,6 +195,8 @@ class ServerProtocol(asyncio.Protocol):
         waiter, self._drain_waiter = self._drain_waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        if self._pending:
+            self._pump()
 
     # -- Wire ----------------------------------------------------------------------------------
 
@@ -577,7 +582,8 @@ class ServerProtocol(asyncio.Protocol):
     def _pump(self) -> None:
         """Feeds what was kept while a request was answered, in slices, as far as it may go now."""
         while self._pending and not self._closing:
-            if self._arriving is None and self.busy:
+            # Nor is more answered to who takes nothing: the answers would be kept.
+            if self._arriving is None and (self.busy or self._write_paused):
                 break
             piece = bytes(self._pending[:SLICE])
             del self._pending[:SLICE]
@@ -686,7 +692,9 @@ class ServerProtocol(asyncio.Protocol):
 
     def _wait_again(self) -> None:
         """The client takes its answers again: the bound of what is going on otherwise counts from now."""
-        if self._arriving is not None:
+        if self._closing:
+            self._wait_for("closing", self._limits.write_stall_timeout_s)
+        elif self._arriving is not None:
             self._wait_for_body(self._arriving)
         elif self.busy:
             self._wait_for("request", 0.0)

@@ -112,6 +112,60 @@ def test_a_request_more_does_not_lift_the_bound_of_a_client_that_takes_nothing(l
     run_on(loop, story())
 
 
+def test_a_client_that_takes_nothing_is_answered_no_further(loop: str) -> None:
+    async def story() -> None:
+        served = 0
+
+        async def counted(_: Request, responder: Responder) -> None:
+            nonlocal served
+            served += 1
+            responder.send_now(200, [], HUGE)
+
+        async with listening(counted) as server, connected(server.port) as client:
+            take_nothing(client)
+            await client.send(GET)
+            await until(lambda: served == 1, "the first answer")
+            await client.send(GET * 2)
+            # It has read what came behind it as soon as another connection is served.
+            for others in range(1, 4):
+                async with connected(server.port) as other:
+                    await other.send(GET)
+                    await other.message()
+                assert served == 1 + others
+            cast(asyncio.Transport, client.writer.transport).resume_reading()
+            for _ in range(3):
+                assert (await client.message())[1] == HUGE
+
+    run_on(loop, story())
+
+
+def test_a_client_that_ends_its_side_and_takes_nothing_is_dropped_in_the_end(loop: str) -> None:
+    async def story() -> None:
+        going = asyncio.Event()
+
+        async def drips(_: Request, responder: Responder) -> None:
+            """Until a little is left that the client's side does not take: less than what pauses the answer."""
+            await responder.send_head(200, [])
+            (connection,) = server.connections
+            transport = connection._transport  # pyright: ignore[reportPrivateUsage]
+            assert transport is not None
+            while not transport.get_write_buffer_size():
+                await responder.write(b"x" * 4096)
+                await asyncio.sleep(0)
+            going.set()
+            await asyncio.Event().wait()
+
+        limits = ServerLimits(write_stall_timeout_s=0.4)
+        async with listening(drips, limits) as server, connected(server.port) as client:
+            take_nothing(client)
+            await client.send(GET)
+            await asyncio.wait_for(going.wait(), 10)
+            await client.send_end()
+            await nobody_left(server)
+
+    run_on(loop, story())
+
+
 def test_a_client_that_took_its_answer_late_is_idle_like_any_other(loop: str) -> None:
     async def story() -> None:
         limits = ServerLimits(write_stall_timeout_s=30, idle_timeout_s=0.4)
