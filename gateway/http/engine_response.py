@@ -283,12 +283,14 @@ class EngineResponse:
         return b"".join(self._buffer)
 
     def pause(self) -> None:
-        """Back-pressure: reads no more from the engine until resume()."""
-        self._connection.pause()
+        """Back-pressure: reads no more from the engine until resume(); behind its end the connection is another's."""
+        if not self.ended:
+            self._connection.pause()
 
     def resume(self) -> None:
         """The consumer takes more again."""
-        self._connection.resume()
+        if not self.ended:
+            self._connection.resume()
 
     def abort(self) -> None:
         """Done with it. Closes the engine's connection unless the answer was consumed to its end."""
