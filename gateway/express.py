@@ -38,11 +38,11 @@ from gateway.http.client import EngineClient
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
 from gateway.http.exchange import Exchange
-from gateway.http.messages import Responder
+from gateway.http.messages import JSON_TYPE, Responder
 from gateway.http.outgoing import INLINE_BODY, Front, rendered
 from gateway.http.relay import Relay, onward_lines
 from gateway.http.request_head import RequestHead
-from gateway.http.server_protocol import ServerProtocol
+from gateway.http.server_protocol import DRAINING, ServerProtocol
 from gateway.inhand import Run
 from gateway.lanes import NO_LANE, Lane, lane_of
 from gateway.limits import Grant, Limits
@@ -305,7 +305,9 @@ class Errand:
             gateway.judge(run.replica, good=True)
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
-        kind = replica, self._how and self._fields.model
+        # Not by what was asked for: an alias may be another adapter's by now.
+        adapted = run.adapted
+        kind = replica, "" if adapted is None else adapted.entry.adapter.name
         plain = lane.plain.get(kind)
         if plain is None and lane.is_used and not express.endings.tells_spans:
             plain = self._new_plain(kind)
@@ -463,6 +465,16 @@ class Errand:
             served.status, served.code = CLIENT_GONE, "client_gone"
             served.complete = False
             self._end(served)
+
+    def dismiss(self) -> bool:
+        """This gateway ends: its client is told so where its stream had only been promised by the engine."""
+        responder = self._responder
+        is_told = responder is not None and not responder.started
+        if is_told:
+            status, code, message = DRAINING
+            responder.send_now(status, [JSON_TYPE], responder.envelope.body(status, code, message))
+        self.left()
+        return is_told
 
     def fail(self) -> None:
         """Something failed that should not: it is answered as far as it can be, and all that was counted ends."""

@@ -1,0 +1,44 @@
+"""Requests for adapters without a task, while what their names stand for changes."""
+
+import json
+from pathlib import Path
+
+from schemas.adapternames import engine_name
+from tests.support.aio import run
+from tests.support.express_yard import ask, body_of, status_of
+from tests.support.gateway_agent import a_yard_with, agent, nothing_left
+from tests.support.gateway_world import an_adapter
+from tests.support.gateway_yard import memory_yard
+from tests.support.http_wire import Peer, connected
+
+POET = engine_name("poet", an_adapter().version)
+
+
+async def said(peer: Peer, name: str) -> str:
+    """What the engine was asked for, on one connection after another request."""
+    await peer.send(ask(body_of(name)))
+    head, body = await peer.message()
+    assert status_of(head) == 200, body
+    assert json.loads(body)["model"] == name
+    return json.loads(body)["choices"][0]["message"]["content"].partition("]")[0][1:]
+
+
+def test_an_alias_that_moves_is_told_of_whom_it_moved_to(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            async with connected(gateway.port) as peer:
+                for _ in range(3):
+                    assert await said(peer, "rhymer") == POET
+                await yard.tell(yard.story.adapter("poet"))
+                seq = await yard.tell(yard.story.adapter("bard", aliases=("rhymer",)))
+                await yard.applied(gateway, seq)
+                for _ in range(3):
+                    assert (await said(peer, "rhymer")).startswith("bard@")
+                assert await said(peer, "poet") == POET
+            nothing_left(gateway)
+        lines = [json.loads(line) for block in yard.access for line in block.splitlines()]
+        assert [line["adapter"] for line in lines] == [*["poet"] * 3, *["bard"] * 3, "poet"]
+
+    run(story())
