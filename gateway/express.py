@@ -161,6 +161,7 @@ class Errand:
         "_lane",
         "_limited",
         "_model",
+        "_name",
         "_received_s",
         "_relay",
         "_responder",
@@ -198,7 +199,7 @@ class Errand:
         self._model: Model | None = None
         self._seeking: Seeking | None = None
         self._run: Run | None = None
-        self._how = ""
+        self._how = self._name = ""
         self._connection: EngineConnection | None = None
         self._written_s = 0.0
         self._served: Served | None = None
@@ -224,6 +225,7 @@ class Errand:
         if run.adapted is not None:
             name = express.adapters.hit(run)
             self._how = "hit" if name else ""
+            self._name = name
         replica = run.replica
         endpoint = replica.endpoint
         assert endpoint is not None, "routable replicas have an endpoint"
@@ -468,11 +470,12 @@ class Errand:
 
     def dismiss(self) -> bool:
         """This gateway ends: its client is told so where its stream had only been promised by the engine."""
-        responder = self._responder
-        is_told = responder is not None and not responder.started
-        if is_told:
+        responder, is_told = self._responder, False
+        if responder is not None and not responder.started:
             status, code, message = DRAINING
-            responder.send_now(status, [JSON_TYPE], responder.envelope.body(status, code, message))
+            body = responder.envelope.body(status, code, message)
+            responder.send_now(status, [JSON_TYPE], body)
+            is_told = True
         self.left()
         return is_told
 
@@ -569,6 +572,7 @@ class Errand:
             exchange=exchange,
             connection=self._connection,
             answer=answer,
+            name=self._name,
         )
         self._wire.hand_over(self._lane.head, body, self._received_s, begun)
 

@@ -30,6 +30,9 @@ SLICE: Final = 16 * 1024
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+DRAINING: Final = (503, "draining", "This gateway is shutting down; try again.")
+"""What is answered to a request that a gateway's end cuts: status, code and sentence."""
+
 
 class Errand(Protocol):
     """A request that is served without a handler's task, as long as nothing needs one."""
@@ -40,6 +43,10 @@ class Errand(Protocol):
 
     def hand_over(self) -> bool:
         """The handler shall go on with it: calls `ServerProtocol.hand_over`. False: its answer has begun."""
+        ...
+
+    def dismiss(self) -> bool:
+        """The gateway ends, and so does this; whether its client was told so, of whose answer nothing was written."""
         ...
 
 
@@ -289,8 +296,7 @@ class ServerProtocol(asyncio.Protocol):
                 self.loop.call_soon(self._cancel_handler)
             else:
                 self._errand = self._engine = None
-                errand.left()
-                self._ended(finished=False)
+                self._ended(finished=errand.dismiss())
             return True
         if self._task is None:
             self.abort()
@@ -510,9 +516,7 @@ class ServerProtocol(asyncio.Protocol):
                 await self._answer_error(responder, problem)
         except (ClientGone, asyncio.CancelledError):
             if not self._gone and not responder.started:
-                await self._last_resort(
-                    responder, 503, "draining", "This gateway is shutting down; try again."
-                )
+                await self._last_resort(responder, *DRAINING)
         except Exception:
             log.exception("a handler failed", extra={"path": request.path})
             if not responder.started:

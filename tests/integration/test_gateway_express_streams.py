@@ -16,6 +16,7 @@ from tests.support.express_yard import (
     answered,
     ask,
     body_of,
+    fields_of,
     holds,
     put_another,
     put_key,
@@ -116,6 +117,39 @@ def test_a_gateway_that_ends_lets_a_stream_finish_and_cuts_what_does_not(tmp_pat
             assert await draining == 1
             ended = {(x["status"], x["code"], x["complete"]) for x in await made.until_lines(2)}
             assert ended == {(200, "ok", True), (499, "client_gone", False)}
+
+    run(story())
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("came", [b"", EVENT[:9]], ids=["nothing", "part"])
+def test_a_gateway_that_ends_says_so_where_no_event_came(
+    tmp_path: Path, came: bytes, path: str
+) -> None:
+    """Engines send the head of a stream before they have read what was asked."""
+
+    async def story() -> None:
+        async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
+            made.engine.next.append(silent(SSE_HEAD + came))
+            await peer.send(ask(body_of(stream=True), path))
+            await made.engine.until_asked(1)
+            (wire,) = made.gateway.server.connections
+            await until(lambda: wire._engine is not None, "the stream")  # pyright: ignore[reportPrivateUsage]
+            assert await made.gateway.server.drain(0.1) == 1
+            head, body = await peer.message()
+            assert status_of(head) == 503
+            assert fields_of(head)["connection"] == "close"
+            assert "x-request-id" in fields_of(head)
+            error = json.loads(body)
+            assert (
+                (error["type"] == "error")
+                if path != CHAT
+                else (error["error"]["code"] == "draining")
+            )
+            await peer.gone()
+            (line,) = await made.until_lines(1)
+            assert (line["status"], line["code"], line["complete"]) == (499, "client_gone", False)
+            assert made.ways.all == (1, 0, 0)
 
     run(story())
 
