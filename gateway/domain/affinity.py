@@ -79,16 +79,6 @@ def by_beginning(raw: msgspec.Raw) -> Affinity | None:
     return Affinity(by="prefix", key=crc32(beginning)) if len(beginning) == PREFIX_BYTES else None
 
 
-def prefer(
-    candidates: Sequence[Replica],
-    affinity: Affinity,
-    inflight: Mapping[str, int],
-    others: Mapping[str, int],
-) -> Replica:
-    """The first in the order of this affinity that is not clearly busier than the least busy."""
-    return first_near(ranked(candidates, affinity), inflight, others)
-
-
 def ranked(candidates: Sequence[Replica], affinity: Affinity) -> list[Replica]:
     """The candidates in the order of this affinity.
 

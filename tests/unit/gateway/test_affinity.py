@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +11,19 @@ from hypothesis import strategies as st
 
 from gateway.clock import LoopClock
 from gateway.domain.admission import Route
-from gateway.domain.affinity import PREFIX_BYTES, SLACK, Affinity, by_prefix, by_session, prefer
+from gateway.domain.affinity import (
+    PREFIX_BYTES,
+    SLACK,
+    Affinity,
+    by_prefix,
+    by_session,
+    first_near,
+    ranked,
+)
 from gateway.domain.routing import load_of
 from gateway.gateway import Gateway
 from gateway.inhand import Run
+from schemas.replica import Replica
 from schemas.settings import GatewaySettings
 from tests.support.aio import run
 from tests.support.gateway_world import CHAT, Story, a_replica, folded
@@ -30,6 +40,16 @@ def session(name: str) -> Affinity:
     found = by_session(name.encode())
     assert found is not None
     return found
+
+
+def prefer(
+    candidates: Sequence[Replica],
+    affinity: Affinity,
+    inflight: Mapping[str, int],
+    others: Mapping[str, int],
+) -> Replica:
+    """Where a request that is tied like this goes."""
+    return first_near(ranked(candidates, affinity), inflight, others)
 
 
 def test_a_conversation_keeps_its_tie_as_it_grows_and_another_has_another() -> None:
