@@ -126,45 +126,40 @@ def _many(count: int, what: str) -> str:
 
 def limit_headers(key: Key, reading: Reading) -> list[tuple[bytes, bytes]]:
     """`x-ratelimit-*` as OpenAI spells them, for the limits this key has."""
-    found: list[tuple[bytes, bytes]] = []
-    if key.rpm:
-        found += (
-            (b"x-ratelimit-limit-requests", b"%d" % key.rpm),
-            (b"x-ratelimit-remaining-requests", b"%d" % max(0, key.rpm - reading.requests)),
-            (b"x-ratelimit-reset-requests", _DURATIONS[reading.requests_reset_s]),
-        )
-    if key.tpm:
-        found += (
-            (b"x-ratelimit-limit-tokens", b"%d" % key.tpm),
-            (b"x-ratelimit-remaining-tokens", b"%d" % max(0, key.tpm - reading.tokens)),
-            (b"x-ratelimit-reset-tokens", _DURATIONS[reading.tokens_reset_s]),
-        )
-    return found
+    return list(zip(_names(bool(key.rpm), bool(key.tpm)), _values(key, reading), strict=True))
 
 
 def limit_lines(key: Key, reading: Reading) -> bytes:
     """The same, as lines of a head."""
-    requests = b"%d" % max(0, key.rpm - reading.requests)
-    tokens = b"%d" % max(0, key.tpm - reading.tokens)
-    reset, tokens_reset = _DURATIONS[reading.requests_reset_s], _DURATIONS[reading.tokens_reset_s]
-    lines = _lines(key.rpm, key.tpm)
-    if key.rpm and key.tpm:
-        return lines % (requests, reset, tokens, tokens_reset)
-    return lines % ((requests, reset) if key.rpm else (tokens, tokens_reset))
+    return _lines(bool(key.rpm), bool(key.tpm)) % _values(key, reading)
 
 
-@lru_cache(maxsize=256)
-def _lines(rpm: int, tpm: int) -> bytes:
-    """What is the same in them for all keys with these limits."""
-    found = b""
-    for limit, what in ((rpm, b"requests"), (tpm, b"tokens")):
-        if limit:
-            found += b"x-ratelimit-limit-%b: %d\r\n" % (what, limit)
-            found += b"x-ratelimit-remaining-%b: %%b\r\nx-ratelimit-reset-%b: %%b\r\n" % (
-                what,
-                what,
-            )
+def _values(key: Key, reading: Reading) -> tuple[bytes, ...]:
+    """What stands behind the `_names`, in their order."""
+    found: tuple[bytes, ...] = ()
+    if key.rpm:
+        left = max(0, key.rpm - reading.requests)
+        found = (b"%d" % key.rpm, b"%d" % left, _DURATIONS[reading.requests_reset_s])
+    if key.tpm:
+        left = max(0, key.tpm - reading.tokens)
+        found += (b"%d" % key.tpm, b"%d" % left, _DURATIONS[reading.tokens_reset_s])
     return found
+
+
+@lru_cache(maxsize=4)
+def _names(requests: bool, tokens: bool) -> tuple[bytes, ...]:
+    """The headers of a key whose limits are these."""
+    limited = [
+        what for what, is_limited in ((b"requests", requests), (b"tokens", tokens)) if is_limited
+    ]
+    told = (b"limit", b"remaining", b"reset")
+    return tuple(b"x-ratelimit-%b-%b" % (of, what) for what in limited for of in told)
+
+
+@lru_cache(maxsize=4)
+def _lines(requests: bool, tokens: bool) -> bytes:
+    """The same as lines without their values."""
+    return b"".join(b"%b: %%b\r\n" % name for name in _names(requests, tokens))
 
 
 _DURATIONS: Final = tuple(
