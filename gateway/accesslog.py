@@ -100,7 +100,7 @@ class AccessLog:
         self.add_line(encoded(line))
 
     def add_line(self, line: bytes) -> None:
-        """One that is JSON already (`lined`)."""
+        """One that is JSON already, as `template_of` makes them."""
         self._lines.append(line)
         if len(self._lines) >= FLUSH_AT_LINES:
             self.flush()
