@@ -109,19 +109,7 @@ def inner_model_spans(document: bytes, start: int = 0) -> list[Span]:
 
 
 def replace_named_model(document: bytes, value: bytes) -> bytes:
-    """`patch` at `named_model_spans`; nearly always without making a list of them."""
-    at = document.find(_MODEL_KEY)
-    behind = at + len(_MODEL_KEY)
-    start = document.find(b'"', behind)
-    end = document.find(b'"', start + 1)
-    if (
-        0 <= at < start < end
-        and document[behind:start] in (b":", b": ")
-        and document.find(b"\\", start, end) < 0
-        and document.find(_MODEL_KEY, behind) < 0
-        and not _has_codes(document)
-    ):
-        return b"%b%b%b" % (document[:start], value, document[end + 1 :])
+    """`patch` at `named_model_spans`."""
     return patch(document, named_model_spans(document), value)
 
 
@@ -173,25 +161,57 @@ def patch(document: bytes, spans: list[Span], value: bytes) -> bytes:
 
 def replace_model(document: bytes, name: str) -> bytes:
     """The JSON `document` naming `name` as its model; the same bytes when it names none."""
-    value = msgspec.json.encode(name)
-    # What `model_spans` finds in nearly every answer, without a call or an offset: the key once, behind one brace, no
-    # bracket and no string with a quote in it, and a value that has none.
-    before, key, behind = document.partition(b'"model":')
-    if (
-        key
-        and before.count(b"{") == 1
-        and b"[" not in before
-        and b"\\" not in before
-        and _MODEL_KEY not in before
-        and _MODEL_KEY not in behind
-        and not _has_codes(behind)
-    ):
-        space, quote, rest = behind.partition(b'"')
-        if quote and space in (b"", b" "):
-            old, quote, rest = rest.partition(b'"')
-            if quote and b"\\" not in old:
-                return b"%b%b%b%b%b" % (before, key, space, value, rest)
-    return patch(document, model_spans(document), value)
+    return patch(document, model_spans(document), msgspec.json.encode(name))
+
+
+class Renaming:
+    """One model's two names: what clients ask for, and what its engine calls it.
+
+    What both ways look for is what nearly all documents have; any other is read as `replace_named_model` and
+    `replace_model` read it. `partition` throughout: `in` takes the bytes it looks for as a number first, at the price
+    of an exception, and the other methods take longer to read their arguments than to search.
+    """
+
+    __slots__ = ("_asked", "_own", "asked", "own")
+
+    def __init__(self, asked: str, own: str) -> None:
+        self.asked = asked
+        self.own = own
+        self._asked = msgspec.json.encode(asked)
+        self._own = msgspec.json.encode(own)
+
+    def onward(self, request: bytes) -> bytes:
+        """A request that is known to ask for `asked`, asking for `own`."""
+        before, key, behind = request.partition(_MODEL_KEY)
+        space, value, rest = behind.partition(self._asked)
+        if (
+            value
+            and space in (b":", b": ")
+            and not rest.partition(_MODEL_KEY)[1]
+            and not (request.partition(b"\\")[1] and _has_codes(request))
+        ):
+            return b"%b%b%b%b%b" % (before, key, space, self._own, rest)
+        return replace_named_model(request, self._own)
+
+    def back(self, answer: bytes) -> bytes:
+        """The JSON `answer` naming `asked` as its model; the same bytes when it names none."""
+        before, key, behind = answer.partition(_MODEL_KEY)
+        space, value, rest = behind.partition(self._own)
+        outside, brace, inside = before.partition(b"{")
+        # Behind one brace and no bracket, and not in the middle of a string: of the outermost object.
+        if (
+            value
+            and space in (b":", b": ")
+            and brace
+            and not outside
+            and not inside.partition(b"{")[1]
+            and not inside.partition(b"[")[1]
+            and not inside.partition(b"\\")[1]
+            and not rest.partition(_MODEL_KEY)[1]
+            and not (rest.partition(b"\\")[1] and _has_codes(rest))
+        ):
+            return b"%b%b%b%b%b" % (before, key, space, self._asked, rest)
+        return replace_model(answer, self.asked)
 
 
 class JsonModelRewriter:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.model_rewrite import (
     JsonModelRewriter,
+    Renaming,
     SseModelRewriter,
     inner_model_spans,
     model_spans,
@@ -39,6 +40,13 @@ JSON = st.recursive(
 def test_scn_b2_only_the_top_level_name_changes(document: dict[str, object], name: str) -> None:
     raw = json.dumps(document, indent=1).encode()
     changed = json.loads(replace_model(raw, name))
+    for spaced in (
+        raw,
+        json.dumps(document).encode(),
+        json.dumps(document, separators=(",", ":")).encode(),
+    ):
+        for own in ("m", str(document.get("model"))):
+            assert Renaming(name, own).back(spaced) == replace_model(spaced, name)
     expected = dict(document)
     if isinstance(document.get("model"), str):
         expected["model"] = name
@@ -157,6 +165,7 @@ def test_where_a_request_names_its_model_is_found_without_reading_all_of_it(
     assert named_model_spans(raw) == model_spans(raw)
     assert patch(raw, named_model_spans(raw), b'"new"') == replace_model(raw, "new")
     assert replace_named_model(raw, b'"new"') == replace_model(raw, "new")
+    assert Renaming(name, "new").onward(raw) == replace_model(raw, "new")
 
 
 PIECES = [
@@ -189,7 +198,7 @@ PIECES += [
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map(b"".join))
 @settings(max_examples=300, deadline=None)
 def test_the_short_way_to_a_name_is_what_the_long_way_finds_in_anything(raw: bytes) -> None:
-    assert replace_model(raw, "new") == patch(raw, model_spans(raw), b'"new"')
+    assert Renaming("new", "m").back(raw) == replace_model(raw, "new")
 
 
 @given(
@@ -259,6 +268,8 @@ def test_a_name_that_looks_like_the_key_is_not_mistaken_for_it() -> None:
         assert patch(raw, named_model_spans(raw), b'"n"') == expected
         assert replace_named_model(raw, b'"n"') == expected
         assert replace_model(raw, "n") == expected
+        for own in ("b", "a", "model", 'a"b'):
+            assert Renaming("n", own).back(raw) == expected
 
 
 @given(st.dictionaries(st.sampled_from(["response", "message", "x", "model"]), JSON), st.booleans())
