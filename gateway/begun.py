@@ -22,8 +22,8 @@ class Begun:
     """A request for `place` that was let in, and asks for `fields`.
 
     `run`: it counts at a replica by now, and what it met on the way to an adapter is `seeking`. `answer`: it went out
-    over `connection` as `exchange`, and this is what comes of that. `drop` ends it all for a client that left before
-    anybody went on with it.
+    over `connection` as `exchange`, and this is what comes of that; `name` is its engine's for the adapter, if it is for
+    one. `drop` ends it all for a client that left before anybody went on with it.
     """
 
     place: Place
@@ -36,3 +36,4 @@ class Begun:
     exchange: Exchange | None = None
     connection: EngineConnection | None = None
     answer: "asyncio.Future[EngineResponse] | None" = None
+    name: str = ""

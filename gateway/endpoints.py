@@ -129,12 +129,12 @@ class Inference:
         waiting = _Waiting()
         unplanned = planned = 0
         while True:  # 2
-            asked = None
+            asked, name = None, ""
             if begun is not None and begun.run is not None:
                 assert begun.exchange is not None, "a run has an exchange"
                 run, exchange = begun.run, begun.exchange
                 if begun.connection is not None and begun.answer is not None:
-                    asked = begun.connection, begun.answer
+                    asked, name = (begun.connection, begun.answer), begun.name
             else:
                 exchange = self._exchange(timeline)
                 found = await self._find_run(sending, exchange, timeline, served, loading, waiting)
@@ -146,7 +146,7 @@ class Inference:
                 run = found
             begun = None
             try:
-                await self._run(run, exchange, sending, respond, timeline, served, asked)
+                await self._run(run, exchange, sending, respond, timeline, served, asked, name)
             except Elsewhere:
                 continue
             except Refused as refused:
@@ -391,8 +391,10 @@ class Inference:
         timeline: Timeline,
         served: Served,
         asked: Asking | None = None,
+        name: str = "",
     ) -> None:
-        """Runs the request at a replica, once its adapter is there if it names one. `asked`: it is out already.
+        """Runs the request at a replica, once its adapter is there if it names one. `asked`: it is out already, and
+        `name` its engine's for that adapter.
 
         Raises _Lost when the replica went away before the first byte; Elsewhere and Refused as Adapters.
         """
@@ -407,7 +409,8 @@ class Inference:
             if run.adapted is None:
                 response = await self._send(run, run.model, exchange, sending, served, asked)
             else:
-                name = self._adapters.hit(run)
+                # What is out was a hit when it went, whatever became of the pin.
+                name = name or self._adapters.hit(run)
                 if name:
                     served.how = "hit"
                 else:

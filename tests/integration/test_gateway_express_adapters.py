@@ -1,12 +1,13 @@
-"""Requests for adapters without a task, while what their names stand for changes."""
+"""Requests for adapters without a task, while what their names stand for and what their gateway counts on changes."""
 
 import json
 from pathlib import Path
 
-from schemas.adapternames import engine_name
-from tests.support.aio import run
-from tests.support.express_yard import ask, body_of, status_of
+from schemas.adapternames import engine_name, pin_name
+from tests.support.aio import run, until
+from tests.support.express_yard import ask, body_of, fields_of, status_of, watch
 from tests.support.gateway_agent import a_yard_with, agent, nothing_left
+from tests.support.gateway_agent import refused as refusing
 from tests.support.gateway_world import an_adapter
 from tests.support.gateway_yard import memory_yard
 from tests.support.http_wire import Peer, connected
@@ -40,5 +41,43 @@ def test_an_alias_that_moves_is_told_of_whom_it_moved_to(tmp_path: Path) -> None
             nothing_left(gateway)
         lines = [json.loads(line) for block in yard.access for line in block.splitlines()]
         assert [line["adapter"] for line in lines] == [*["poet"] * 3, *["bard"] * 3, "poet"]
+
+    run(story())
+
+
+def test_an_answer_that_is_there_is_asked_for_once_whatever_became_of_its_pin(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            (engine,) = await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            async with connected(gateway.port) as peer:
+                for _ in range(2):
+                    assert await said(peer, "poet") == POET
+                ways = watch(gateway)
+                # More than is taken in one piece.
+                engine.tokens = 20_000
+                engine.gate.clear()
+                await peer.send(ask(body_of("poet")))
+                await engine.until_seen(3)
+                asks = len(made.asks)
+                made.answers = [refusing(whose="adapter")] * 3
+                pin = pin_name("poet", an_adapter().version)
+                await yard.applied(gateway, await made.evict("r-1", "poet"))
+                held = gateway.gateway.pins.get("r-1", pin)
+                assert held is not None
+                assert not held.engine_name
+                assert engine.names is not None
+                engine.names.add(POET)  # that is where it was, as long as it was asked
+                engine.gate.set()
+                head, body = await peer.message()
+                assert status_of(head) == 200, body
+                assert fields_of(head)["x-yard-adapter"] == "hit"
+                assert ways.all == (1, 0, 1)
+                assert len(made.asks) == asks
+                assert len(engine.seen) == 3
+            await until(lambda: not gateway.gateway.usage.by_replica, "the end of the request")
+            nothing_left(gateway)
 
     run(story())
