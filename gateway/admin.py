@@ -89,7 +89,7 @@ class Admin:
 
     async def _readyz(self, respond: Responder) -> int:
         gateway = self._gateway
-        ready = gateway.table is not None and not gateway.draining
+        ready = gateway.table is not None and not gateway.draining and gateway.stopped is None
         table = gateway.table
         body = Readiness(
             ready=ready,
@@ -98,6 +98,7 @@ class Admin:
             draining=gateway.draining,
             position=None if table is None else table.position,
             broken={} if table is None else dict(table.broken),
+            stopped=gateway.stopped,
         )
         return await _json(respond, 200 if ready else 503, body)
 
@@ -222,6 +223,10 @@ class Admin:
             "yard_gateway_connected": one("1 while NATS is connected.", gateway.is_connected()),
             "yard_gateway_position": one(
                 "Sequence of the last event applied.", table.position if table is not None else 0
+            ),
+            "yard_gateway_stopped": one(
+                "1 when an event could not be folded and the table does not follow the log any more.",
+                gateway.stopped is not None,
             ),
             "yard_gateway_broken_subjects": one(
                 "Subjects whose last event cannot be read.",

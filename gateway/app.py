@@ -138,13 +138,14 @@ async def run_gateway(
     beacons = Beacons(gateway, wire, metrics, incarnation=incarnation, told=beacon_told)
     path = snapshot_path(data, gateway_id)
     snapshots = SnapshotWriter(gateway, path, metrics)
-    synced = asyncio.Event()
-
-    def on_synced() -> None:
-        synced.set()
-
+    read = asyncio.Event()
     follower = TableFollower(
-        gateway, events, prefix=prefix, on_synced=on_synced, on_identity=snapshots.identify
+        gateway,
+        events,
+        prefix=prefix,
+        on_synced=read.set,
+        on_identity=snapshots.identify,
+        on_stopped=read.set,
     )
     gateway.is_connected = lambda: events.connected and follower.connected
     gateway.on_demand = activator.look
@@ -220,7 +221,7 @@ async def run_gateway(
     try:
         async with group:
             tasks = [group.create_task(follower.run(), name="follower")]
-            await _first_table(gateway, prober, path, synced)
+            await _first_table(gateway, prober, path, read)
             _may_listen(gateway, [host], settings)
             await limits_beacons.introduce()
             server = await _listen(handler, express.take, budget, settings, sock)
@@ -279,19 +280,19 @@ async def run_gateway(
         access.flush()
 
 
-async def _first_table(gateway: Gateway, prober: Prober, path: Path, synced: asyncio.Event) -> None:
-    """Returns once there is a table to serve from.
+async def _first_table(gateway: Gateway, prober: Prober, path: Path, read: asyncio.Event) -> None:
+    """Returns once there is a table to serve from. `read`: the log was, or cannot be folded.
 
     1. the log itself, when it can be read within a moment
     2. the snapshot, every endpoint of it asked once whether it is still what it was
-    3. neither: wait for the log, however long
+    3. neither: wait for the log, however long; FatalError when it cannot be folded
     """
     try:
         async with asyncio.timeout(SYNC_BEFORE_SNAPSHOT_S):
-            await synced.wait()
+            await read.wait()
     except TimeoutError:
         pass
-    else:
+    if gateway.table is not None:
         return  # 1
     snapshot = await asyncio.to_thread(read_snapshot, path)
     if snapshot is not None and gateway.table is None:  # 2
@@ -303,7 +304,9 @@ async def _first_table(gateway: Gateway, prober: Prober, path: Path, synced: asy
             extra={"position": snapshot.position, "ejected": len(gateway.ejected)},
         )
         return
-    await synced.wait()  # 3
+    await read.wait()  # 3
+    if gateway.table is None:
+        raise FatalError(gateway.stopped or "the log was not read")
 
 
 def _may_listen(gateway: Gateway, hosts: Sequence[str], settings: GatewaySettings) -> None:

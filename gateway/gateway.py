@@ -18,7 +18,7 @@ from gateway.domain.admission import (
 from gateway.domain.affinity import Affinity, first_near, ranked
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.cards import CardRef
-from gateway.domain.pins import Pins
+from gateway.domain.pins import Held, Pins
 from gateway.domain.routing import (
     NOBODY_ELSE,
     SERVING_PHASES,
@@ -73,6 +73,8 @@ class Gateway:
         self.wait_s = settings.wait_s if settings.wait_s > 0 else DEFAULT_WAIT_S
         self.table: Table | None = None
         self.synced = False
+        self.stopped: str | None = None
+        """What keeps the table from following the log any more, for a person."""
         self.draining = False
         self.is_connected: Callable[[], bool] = lambda: False
         self.others_inflight: Callable[[], Mapping[str, int]] = lambda: NOBODY_ELSE
@@ -128,7 +130,8 @@ class Gateway:
     def standing(self, *, draining: bool = False) -> Standing:
         return Standing(
             synced=self.synced,
-            connected=self.is_connected(),
+            # What is decided from now on is not seen here: nobody waits for it.
+            connected=self.stopped is None and self.is_connected(),
             draining=draining,
             ejected=self.ejections.refused_ids,
         )
@@ -178,6 +181,7 @@ class Gateway:
         replica meanwhile. Then there may be none that would take it. Where the model has a `concurrency` only
         replicas with a free seat take it, and it is nobody's turn but the line's (`has_turn`) while there is one.
         """
+        held: Held | None = None
         adapted: Adapted | None = None
         candidates = route.candidates
         if needs_seat:
@@ -217,17 +221,36 @@ class Gateway:
             )
             if isinstance(chosen, Answer):
                 return chosen
-            replica, adapted = chosen
+            replica, held, adapted = chosen
             why = "adapter"
-        name = route.model.name
-        run = Run(name, replica, abort, adapted=adapted, why=why, shares=limit > 0)
+        run = Run(route.model.name, replica, abort, held=held, adapted=adapted, why=why, shares=limit > 0)
+        self._count(run)
+        return run
+
+    def start_hit(self, route: Route, abort: Callable[[str], None]) -> Run | None:
+        """The same for a request for an adapter that has met nothing so far, where one replica alone has it loaded and
+        nobody need be asked; None: `start` has to look further.
+        """
+        table = self.table
+        assert table is not None, "an adapter is found in a table"
+        if route.model.concurrency or self.ejections.outliers or not self.is_connected():
+            return None
+        found = self.desk.hit(route, table.adapters, self.usage.by_replica)
+        if found is None:
+            return None
+        replica, held = found
+        run = Run(route.model.name, replica, abort, held=held, why="adapter")
+        self._count(run)
+        return run
+
+    def _count(self, run: Run) -> None:
+        replica = run.replica
         runs = self._runs.get(replica.id)
         if runs is None:
             runs = self._runs[replica.id] = set()
         runs.add(run)
         if self.usage.begin(run.model, replica.id):
             self.on_edge(False)
-        return run
 
     def _ranked(self, candidates: tuple[Replica, ...], tie: Affinity) -> Sequence[Replica]:
         """Kept for the conversations of late, as long as a route has the same candidates."""
@@ -242,16 +265,18 @@ class Gateway:
 
     def finish(self, run: Run, *, used: bool) -> None:
         """Ends what `start` counted. `used`: the client got an answer from it."""
-        if run.adapted is not None:
-            self.desk.finish(run.adapted)
-            if self.pins.is_asked(run.replica.id) and run.adapted.held.is_idle:
+        now_s, held = self.clock.now_s(), run.held
+        if held is not None:
+            pins = self.desk.pins
+            pins.end(held, now_s)
+            if pins.is_asked(run.replica.id) and held.is_idle:
                 # Another adapter waits for a place there, perhaps for this one.
                 self.on_edge(False)
         runs = self._runs[run.replica.id]
         runs.discard(run)
         if not runs:
             del self._runs[run.replica.id]
-        edge = self.usage.end(run.model, run.replica.id, self.clock.now_s(), used=used)
+        edge = self.usage.end(run.model, run.replica.id, now_s, used=used)
         if edge:
             table = self.table
             known = None if table is None else table.replicas.get(run.replica.id)
@@ -356,6 +381,13 @@ class Gateway:
         for model in () if before is None else before.models.keys() - table.models.keys():
             self.on_model_gone(model)
         self.on_edge(True)
+
+    def stop_reading(self, why: str) -> None:
+        """The table does not follow the log any more: what it knows goes on serving, like a snapshot's. What it does
+        not know may be there, no event is confirmed, and nothing is loaded that nobody here would see come."""
+        self.stopped = why
+        self.synced = False
+        self._routes.clear()
 
     def apply(self, changes: Iterable[Change], *, position: int) -> None:
         """Carries out what a batch of events changed, after all of it is in the table.

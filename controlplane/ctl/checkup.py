@@ -125,9 +125,23 @@ async def _gateway(place: Place) -> tuple[bool | None, str | None]:
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(f"{place.gateway_url}/readyz")
-            return answer.status_code == 200, None
     except httpx.HTTPError as error:
         return False, f"{place.gateway_url} does not answer ({type(error).__name__})"
+    return answer.status_code == 200, _why_not_ready(answer)
+
+
+def _why_not_ready(answer: httpx.Response) -> str | None:
+    """What stopped its table, when it says so."""
+    try:
+        stopped = answer.json().get("stopped")
+    except (ValueError, AttributeError):
+        return None
+    if not isinstance(stopped, str):
+        return None
+    return (
+        f"its table does not follow the log any more, {stopped}; it serves what it knew: a fault of the program, "
+        "see the gateway's log"
+    )
 
 
 def _loose_secrets(data: Path) -> tuple[str, ...]:

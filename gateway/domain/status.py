@@ -76,9 +76,9 @@ class ModelList(Struct, frozen=True, kw_only=True):
     stale: bool = False
 
 
-class Readiness(Struct, frozen=True, kw_only=True):
+class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of `GET /readyz`. `position`: the last event applied, None before there is a table; `broken`: what
-    could not be read, and why."""
+    could not be read, and why; `stopped`: why the table does not follow the log any more, a fault of the program."""
 
     ready: bool
     synced: bool
@@ -86,6 +86,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     draining: bool
     position: int | None
     broken: dict[str, str]
+    stopped: str | None = None
 
 
 def model_card(
