@@ -111,7 +111,7 @@ class ControlPlane:
             now=utc_now,
             metrics=self.metrics,
         )
-        self.doctor = Doctor(events=events, leader=self.leader, model=self.model)
+        self.doctor = Doctor(events=events, leader=self.leader, model=self.model, usage=self.usage)
         self._streams = EventStreams(events, self.metrics)
         self._settings = settings
         self._token = token

@@ -8,6 +8,7 @@ import asyncio
 from controlplane.api_version import program_version
 from controlplane.leader import LeaderLoop
 from controlplane.projections.readmodel import ReadModel
+from controlplane.projections.usage import UsageModel
 from controlplane.readiness import Facts, Finding, assess
 from events.log import EventLog, LogError, StreamIdentity
 from schemas.api import (
@@ -26,16 +27,23 @@ IDENTITY_WAIT_S = 2.0
 class Doctor:
     """Looks at the parts of one process."""
 
-    def __init__(self, *, events: EventLog, leader: LeaderLoop, model: ReadModel) -> None:
+    def __init__(
+        self, *, events: EventLog, leader: LeaderLoop, model: ReadModel, usage: UsageModel
+    ) -> None:
         self._events = events
         self._leader = leader
         self._model = model
+        self._usage = usage
 
     def facts(self) -> Facts:
         facts = self._leader.facts()
+        projections = {**facts.projections, "sqlite": self._model.facts()}
+        # A server may have no room for accounts, and nobody is less ready for that; a fault of ours is one.
+        if self._usage.stopped is not None:
+            projections["usage"] = self._usage.facts()
         return Facts(
             connected=facts.connected,
-            projections={**facts.projections, "sqlite": self._model.facts()},
+            projections=projections,
             stuck=facts.stuck,
             turn_s=facts.turn_s,
             conflicts=facts.conflicts,

@@ -1,6 +1,6 @@
 """Follows YARD_USAGE into its sqlite file and answers what was used, by day, key, model and adapter.
 
-It is accounting: nothing is decided by it, and a control plane without it is as ready as any other.
+It is accounting: nothing is decided by it, and a control plane whose log has no room for it is as ready as any other.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from controlplane.projections.usagefile import (
     is_sane,
     keys_of,
 )
+from controlplane.readiness import ProjectionFacts
 from events.log import EventLog, LogError, StreamIdentity, UsagePage
 from events.streams import USAGE_KEPT_DAYS
 from schemas.key import Key
@@ -60,6 +61,8 @@ class UsageModel:
         self._said = ""
         self._damaged = False
         self.synced = False
+        self.stopped: str | None = None
+        """What stopped it: accounts that could not be added up. What was goes on being told."""
 
     @property
     def position(self) -> int:
@@ -84,9 +87,12 @@ class UsageModel:
         if file is not None:
             await file.close()
 
+    def facts(self) -> ProjectionFacts:
+        return ProjectionFacts(position=self.position, synced=self.synced, stopped=self.stopped)
+
     async def run(self) -> None:
-        """Follows until cancelled; whatever the file or the log refuses is tried again."""
-        while True:
+        """Follows until cancelled, or stopped; whatever the file or the log refuses is tried again."""
+        while self.stopped is None:
             pause_s = RETRY_S
             try:
                 if self._file is None:
@@ -103,6 +109,11 @@ class UsageModel:
                 # As for a user whose rights are of a version before.
                 self._say("usage cannot be read; trying again", error)
                 pause_s = REFUSED_RETRY_S
+            except Exception as error:
+                # Our own bug: this projection stops and says where, the others go on.
+                self.stopped = f"adding up usage behind {self.position} failed: {error!r}"
+                log.critical("the usage projection stopped", exc_info=error)
+                return
             self.synced = False
             await asyncio.sleep(pause_s)
 

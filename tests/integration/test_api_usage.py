@@ -305,6 +305,32 @@ def test_a_file_found_damaged_while_it_is_used_is_replaced_and_added_up_anew(
     run(story(), 60)
 
 
+def test_a_fault_in_adding_up_stops_the_accounts_alone_and_readiness_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path)
+        async with yard.plane() as (plane, client):
+            await until(leads(plane), "a leader")
+            seq = await yard.tell(batch(1))
+            await until(lambda: plane.usage.position >= seq, "the first to be added")
+
+            def bug(_: object) -> bool:
+                raise ZeroDivisionError("bug")
+
+            monkeypatch.setattr("controlplane.projections.usage.is_sane", bug)
+            await yard.tell(batch(2))
+            await until(lambda: plane.usage.stopped is not None, "the stop")
+            answer = await client.get("/readyz")
+            assert answer.status_code == 503
+            said = [finding["sentence"] for finding in answer.json()["findings"]]
+            assert any("the projection usage stopped" in sentence for sentence in said)
+            assert await tokens(client) == 5
+            assert plane.leader.term is not None
+
+    run(story())
+
+
 def test_another_stream_of_that_name_is_added_up_from_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         yard = Yard(tmp_path)
