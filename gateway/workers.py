@@ -8,6 +8,7 @@ socket, which this process binds and never accepts from.
     SIGHUP    new workers on the same socket; once all of them serve, the old ones finish what they have. When one
               of the new ones does not come to serve, they end and the old ones stay
     SIGTERM   all finish what they have
+    told      whoever was told to end and has not by the end of its drain and a grace is killed: it hangs
 """
 
 import asyncio
@@ -39,6 +40,9 @@ STEADY_S: Final = 60.0
 
 SUCCEED_S: Final = 120.0
 """So long new workers have to come to serve."""
+
+GRACE_S: Final = 15.0
+"""So long after the end of its drain a worker may still write its snapshot, its accounts and its last beacon."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -84,19 +88,29 @@ class Worker:
     process: asyncio.subprocess.Process
     serves: "asyncio.Future[bool]"
     began_s: float
+    deadline: asyncio.TimerHandle | None = None
+    """When it is killed; None as long as nobody told it to end."""
 
 
 class Crew:
-    """The workers of one gateway. `argv` starts one, given its id behind."""
+    """The workers of one gateway. `argv` starts one, given its id behind; `end_s` it has, once it is told to end."""
 
     def __init__(
-        self, id: str, count: int, sock: socket.socket, argv: Sequence[str], stopping: asyncio.Event
+        self,
+        id: str,
+        count: int,
+        sock: socket.socket,
+        argv: Sequence[str],
+        stopping: asyncio.Event,
+        *,
+        end_s: float,
     ) -> None:
         self._id = id
         self._count = count
         self._sock = sock
         self._argv = argv
         self._stopping = stopping
+        self._end_s = end_s
         self._loop = asyncio.get_running_loop()
         self._succession = asyncio.Event()
         self._changed = asyncio.Event()
@@ -130,7 +144,7 @@ class Crew:
             # Connections that nobody will serve are refused at once, not kept until the last worker has ended.
             self._sock.close()
             for worker in self._all:
-                _signal(worker, signal.SIGTERM)
+                self._end(worker, signal.SIGTERM)
             while self._tasks:
                 await asyncio.wait(self._tasks)
             await stopped
@@ -160,11 +174,11 @@ class Crew:
         if len(new) == self._count and all(map(self._serves, new)):
             old, self._current = self._current, set(new)
             for worker in old:
-                _signal(worker, signal.SIGHUP)
+                self._end(worker, signal.SIGHUP)
             log.info("workers succeeded", extra={"workers": sorted(w.number for w in new)})
             return
         for worker in new:
-            _signal(worker, signal.SIGTERM)
+            self._end(worker, signal.SIGTERM)
         if not self._stopping.is_set():
             log.error("the new workers do not serve; the old ones stay")
 
@@ -202,7 +216,9 @@ class Crew:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if self._stopping.is_set():
-            _signal(worker, signal.SIGTERM)  # It was asked for while nothing was there to be told.
+            self._end(
+                worker, signal.SIGTERM
+            )  # It was asked for while nothing was there to be told.
         return worker
 
     def _heard(self, worker: Worker, reading: int) -> None:
@@ -218,6 +234,8 @@ class Crew:
     async def _watch(self, worker: Worker) -> None:
         status = await worker.process.wait()
         self._all.discard(worker)
+        if worker.deadline is not None:
+            worker.deadline.cancel()
         if not worker.serves.done():
             worker.serves.set_result(False)
         self._changed.set()
@@ -247,7 +265,21 @@ class Crew:
         if current is self._current:
             current.add(again)
         else:
-            _signal(again, signal.SIGTERM)
+            self._end(again, signal.SIGTERM)
+
+    def _end(self, worker: Worker, number: int) -> None:
+        """Tells it to finish what it has; told again it has no more time than it had."""
+        if worker.deadline is None:
+            worker.deadline = self._loop.call_later(self._end_s, self._kill, worker)
+        _signal(worker, number)
+
+    def _kill(self, worker: Worker) -> None:
+        # Stopped or stuck: nothing else would end it, and all others would wait for it for ever.
+        log.error(
+            "a worker did not end in time and is killed",
+            extra={"worker": worker.number, "pid": worker.process.pid, "after_s": self._end_s},
+        )
+        _signal(worker, signal.SIGKILL)
 
 
 def _signal(worker: Worker, number: int) -> None:
@@ -263,7 +295,14 @@ async def run_crew(service: Service, arguments: Sequence[str]) -> None:
     loop = asyncio.get_running_loop()
     argv = [sys.executable, "-m", "gateway", *arguments, "--workers", "0"]
     try:
-        crew = Crew(service.id, settings.workers, sock, argv, service.stopping)
+        crew = Crew(
+            service.id,
+            settings.workers,
+            sock,
+            argv,
+            service.stopping,
+            end_s=settings.drain_s + GRACE_S,
+        )
         loop.add_signal_handler(signal.SIGHUP, crew.succeed)
         log.info("workers start", extra={"gateway": service.id, "count": settings.workers})
         await crew.run()

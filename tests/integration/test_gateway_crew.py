@@ -67,12 +67,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def a_crew(folder: Path, count: int = 2) -> AsyncIterator[Scene]:
+async def a_crew(folder: Path, count: int = 2, end_s: float = 60.0) -> AsyncIterator[Scene]:
     stopping = asyncio.Event()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         argv = (sys.executable, "-S", "-c", PROGRAM, str(folder))
-        crew = Crew("gw", count, sock, argv, stopping)
+        crew = Crew("gw", count, sock, argv, stopping, end_s=end_s)
         scene = Scene(crew, folder, asyncio.create_task(crew.run()), stopping, sock)
         try:
             yield scene
@@ -213,6 +213,55 @@ def test_one_that_ended_before_a_succession_is_not_started_again_beside_the_succ
             # Who waited to start the first again has gone too: each that runs has one who watches it.
             await until(lambda: len(scene.crew._tasks) == 2, "nobody to be started besides", 20.0)
             assert len(scene.crew._all) == len(scene.crew._current) == 2
+
+    run(story(), 60.0)
+
+
+def test_one_that_hangs_at_the_end_is_killed_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        (tmp_path / "gw.2 stays").touch()
+        async with a_crew(tmp_path, end_s=0.5) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            pid = scene.pid_of(2)
+            scene.stopping.set()
+            await asyncio.wait_for(scene.running, 20)
+            told = [r for r in caplog.records if "did not end in time" in r.message]
+            assert pid in [r.__dict__["pid"] for r in told]
+
+    run(story(), 60.0)
+
+
+def test_a_stopped_process_that_was_succeeded_is_killed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_crew(tmp_path, end_s=0.5) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            os.kill(scene.pid_of(1), signal.SIGSTOP)
+            scene.crew.succeed()
+            await until(
+                lambda: {w.number for w in scene.crew._all} == {3, 4}, "the old to be gone", 20.0
+            )
+
+    run(story(), 60.0)
+
+
+def test_successors_that_hang_and_do_not_serve_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SUCCEED_S", 1.0)
+
+    async def story() -> None:
+        async with a_crew(tmp_path, end_s=0.5) as scene:
+            await scene.until_said("gw.1 serves", "gw.2 serves")
+            for number in (3, 4):
+                (tmp_path / f"gw.{number} waits").touch()
+                (tmp_path / f"gw.{number} stays").touch()
+            scene.crew.succeed()
+            await scene.until_said("gw.3 term", "gw.4 term")
+            await until(
+                lambda: {w.number for w in scene.crew._all} == {1, 2}, "the new to be gone", 20.0
+            )
 
     run(story(), 60.0)
 
