@@ -171,6 +171,8 @@ class ReplicaSlots:
         """The catalog tells something new: what waits for it looks, and what it has no more leaves."""
         self._may_be_stale = True
         self._keep(anew=True)
+        if self._t.files.synced and not self._met.is_set():
+            self._audit_soon(0.0)
         self._bell.ring()
         self.look()
 
@@ -494,7 +496,8 @@ class ReplicaSlots:
             self._keep()
         else:
             self._compare(told, began)
-        if began >= self._meet_from:
+        # Before the catalog was read nobody can tell whether what is listed came from where it belongs.
+        if began >= self._meet_from and self._t.files.synced:
             self._met.set()
         if not self._knows_routes or self.state.route_off:
             await self._probe(engine)

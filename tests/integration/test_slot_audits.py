@@ -389,6 +389,24 @@ def test_until_the_catalog_was_read_nothing_counts_as_removed(tmp_path):
     story(tmp_path, tell, "a", pin_s=0.01)
 
 
+def test_until_the_catalog_was_read_nobody_is_answered_by_what_came_from_elsewhere(tmp_path):
+    async def tell(yard: SlotYard):
+        # Ours by its name and by where its files lie, and yet another's.
+        yard.engine.loaded[yard.pin("a")] = str(yard.files.folder(yard.files.adapters["b"]))
+        yard.files.synced = False
+        adapter = yard.files.adapters.pop("a")
+        yard.serve(adopted=True)
+        await yard.until(lambda: yard.loaded() == {"a"}, "a to be found")
+        yard.files.synced = True
+        yard.files.adapters["a"] = adapter
+        yard.files.on_change(frozenset({"a"}))
+        answer = await yard.have("a")
+        assert answer.how == "loaded"
+        assert yard.engine.loaded[answer.engine_name] == str(yard.files.folder(adapter))
+
+    story(tmp_path, tell, "a", "b")
+
+
 def test_an_agent_that_starts_lets_asks_wait_for_its_engines(tmp_path):
     async def tell(yard: SlotYard):
         yard.serve()
