@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from events.log import EventLog, LogError
-from gateway.domain.tally import Tally
-from gateway.domain.tokens import Tokens
+from gateway.domain.tally import Sum, Tally
 from gateway.metrics import Metrics, Reading
 
 log = logging.getLogger("gateway.accounting")
@@ -43,57 +42,9 @@ class Accounting:
         """Rows that are not stored yet."""
         return self._tally.rows
 
-    def add(
-        self,
-        *,
-        model: str,
-        key: str,
-        adapter: str,
-        failed: bool,
-        tokens: Tokens | None,
-        first_s: float | None,
-        duration_s: float,
-        waited_s: float,
-        now: datetime,
-    ) -> None:
-        """One request for a model of the catalog has ended `now`; `first_s` is None when no body came."""
-        found = self._tally.sum_of(model, key, adapter, now)
-        found.requests += 1
-        if failed:
-            found.failed += 1
-        if tokens is not None:
-            found.prompt_tokens += tokens.prompt
-            found.cached_tokens += tokens.cached
-            found.completion_tokens += tokens.completion
-            if tokens.estimated:
-                found.estimated += 1
-        if first_s is not None:
-            found.first_token_ms += round(first_s * 1000)
-            found.first_tokens += 1
-        found.duration_ms += round(duration_s * 1000)
-        found.waited_ms += round(waited_s * 1000)
-
-    def add_many(
-        self,
-        *,
-        model: str,
-        key: str,
-        adapter: str,
-        requests: int,
-        tokens: tuple[int, int, int],
-        ms: int,
-        now: datetime,
-    ) -> None:
-        """So many requests have ended of late that were answered in one piece, after `ms` in all: prompt, cached and
-        completion tokens of them."""
-        found = self._tally.sum_of(model, key, adapter, now)
-        found.requests += requests
-        found.prompt_tokens += tokens[0]
-        found.cached_tokens += tokens[1]
-        found.completion_tokens += tokens[2]
-        found.first_token_ms += ms
-        found.first_tokens += requests
-        found.duration_ms += ms
+    def add(self, came_to: Sum, *, model: str, key: str, adapter: str, now: datetime) -> None:
+        """Requests for a model of the catalog have ended, `now` or of late."""
+        self._tally.sum_of(model, key, adapter, now).add(came_to)
 
     async def run(self) -> None:
         """Tells it until cancelled; what the log does not take is tried again, less and less often."""

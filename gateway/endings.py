@@ -9,6 +9,7 @@ from gateway.accesslog import AccessLine, AccessLog, encoded, template_of
 from gateway.accounting import Accounting
 from gateway.clock import Clock
 from gateway.domain.names import Place
+from gateway.domain.tally import Sum, one_request
 from gateway.domain.tokens import Tokens
 from gateway.domain.turns import priority_of
 from gateway.metrics import BYTE_SECONDS, Metrics
@@ -54,6 +55,15 @@ class Plain:
         self.prompt = self.cached = self.completion = 0
         self.took = [0] * (len(SECONDS) + 1)
         self.firsts = [0] * (len(BYTE_SECONDS) + 1)
+
+    def came_to(self) -> Sum:
+        """Its row of the accounts: an answer in one piece is there with its first byte, and waited for nothing."""
+        found = Sum()
+        found.requests = found.first_tokens = self.requests
+        found.prompt_tokens, found.cached_tokens = self.prompt, self.cached
+        found.completion_tokens = self.completion
+        found.first_token_ms = found.duration_ms = self.ms
+        return found
 
 
 class Endings:
@@ -103,17 +113,9 @@ class Endings:
         model, key, waited_s = served.model, served.caller.id, served.waited_s
         now = self._clock.now()
         if model:
-            self._accounting.add(
-                model=model,
-                key=key,
-                adapter=served.adapter,
-                failed=first_s is None,
-                tokens=used,
-                first_s=first_s,
-                duration_s=duration_s,
-                waited_s=waited_s,
-                now=now,
-            )
+            came_to = one_request(used, first_s=first_s, duration_s=duration_s, waited_s=waited_s)
+            adapter = served.adapter
+            self._accounting.add(came_to, model=model, key=key, adapter=adapter, now=now)
         self._access.add(
             AccessLine(
                 time=now,
@@ -223,14 +225,8 @@ class Endings:
             tokens = (plain.prompt, plain.cached, plain.completion)
             alike = metrics.ended.of(model, "ok", plain.key)
             alike.add(plain.took, plain.seconds, plain.requests, tokens)
-            self._accounting.add_many(
-                model=model,
-                key=plain.key,
-                adapter=plain.adapter,
-                requests=plain.requests,
-                tokens=tokens,
-                ms=plain.ms,
-                now=now,
+            self._accounting.add(
+                plain.came_to(), model=model, key=plain.key, adapter=plain.adapter, now=now
             )
             plain.clear()
 

@@ -7,6 +7,7 @@ long outage costs a row for each key, model and day and no more. It must not do 
 from datetime import date, datetime
 from typing import Final
 
+from gateway.domain.tokens import Tokens
 from schemas.usage import UsageBatch, UsageRow
 
 OTHER: Final = "other"
@@ -25,7 +26,7 @@ _Key = tuple[str, str, str]
 
 
 class Sum:
-    """One row while it grows."""
+    """One row while it grows, or what is added to one: so many requests, and what they came to."""
 
     __slots__ = (
         "cached_tokens",
@@ -45,6 +46,19 @@ class Sum:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first_token_ms = self.first_tokens = self.duration_ms = self.waited_ms = 0
 
+    def add(self, more: "Sum") -> None:
+        """These requests have ended too."""
+        self.requests += more.requests
+        self.failed += more.failed
+        self.prompt_tokens += more.prompt_tokens
+        self.cached_tokens += more.cached_tokens
+        self.completion_tokens += more.completion_tokens
+        self.estimated += more.estimated
+        self.first_token_ms += more.first_token_ms
+        self.first_tokens += more.first_tokens
+        self.duration_ms += more.duration_ms
+        self.waited_ms += more.waited_ms
+
     def row(self, key: _Key) -> UsageRow:
         return UsageRow(
             model=key[0],
@@ -61,6 +75,28 @@ class Sum:
             duration_ms=self.duration_ms,
             waited_ms=self.waited_ms,
         )
+
+
+def one_request(
+    tokens: Tokens | None, *, first_s: float | None, duration_s: float, waited_s: float
+) -> Sum:
+    """What one request came to: `tokens` as its engine told them, None: not at all; `first_s` from its head to the
+    first byte of its answer's body, None: there was none and it failed."""
+    found = Sum()
+    found.requests = 1
+    if tokens is not None:
+        found.prompt_tokens = tokens.prompt
+        found.cached_tokens = tokens.cached
+        found.completion_tokens = tokens.completion
+        found.estimated = int(tokens.estimated)
+    if first_s is None:
+        found.failed = 1
+    else:
+        found.first_tokens = 1
+        found.first_token_ms = round(first_s * 1000)
+    found.duration_ms = round(duration_s * 1000)
+    found.waited_ms = round(waited_s * 1000)
+    return found
 
 
 class _Day:

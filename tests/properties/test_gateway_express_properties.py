@@ -249,7 +249,7 @@ def test_what_is_told_of_a_plain_request_is_what_is_told_of_any(
             caller=caller, model=model, replica=replica, adapter=adapter, how=how, path=CHAT
         )
 
-    async def told(plainly: bool) -> tuple[list[dict[str, Any]], str]:
+    async def told(plainly: bool) -> tuple[list[dict[str, Any]], str, Any]:
         written: list[bytes] = []
         metrics = Metrics()
         access = AccessLog(written.append)
@@ -292,11 +292,15 @@ def test_what_is_told_of_a_plain_request_is_what_is_told_of_any(
         access.flush()
         lines = [json.loads(line) for block in written for line in block.split(b"\n") if line]
         page = re.sub(r".*_created.*\n", "", metrics.render().decode())
-        return lines, page
+        accounting.before_telling()
+        batch = accounting._tally.take()  # pyright: ignore[reportPrivateUsage]
+        assert batch is not None
+        return lines, page, batch.rows
 
-    plain, page = asyncio.run(told(plainly=True))
-    any_, its_page = asyncio.run(told(plainly=False))
+    plain, page, rows = asyncio.run(told(plainly=True))
+    any_, its_page, its_rows = asyncio.run(told(plainly=False))
     assert plain == any_
+    assert rows == its_rows
     assert [list(line) for line in plain] == [list(line) for line in any_]
     assert _rounded(page) == _rounded(its_page)
 
