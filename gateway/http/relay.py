@@ -405,9 +405,13 @@ class Relay:
     def _write(self, block: bytes) -> None:
         size = len(block)
         self.sent_bytes += size
-        self.keep(block if size <= KEPT_BYTES else block[-KEPT_BYTES:])
+        kept = block if size <= KEPT_BYTES else block[-KEPT_BYTES:]
         if self.counted:
             self.kept.events += block.count(EVENT)
+        elif (last := self.kept.last) and len(last[-1]) + len(kept) <= KEPT_BYTES:
+            # What is no stream may come in crumbs; its end is kept all the same.
+            kept = last.pop() + kept
+        self.keep(kept)
         if not self.started:
             self.kept.first = block[:KEPT_BYTES]
             block = self._head(block) + block

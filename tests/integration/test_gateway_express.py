@@ -729,6 +729,13 @@ def test_a_path_is_told_as_it_was_sent(tmp_path: Path) -> None:
     check(tmp_path, {"slash": Case(path=CHAT + "/")})
 
 
-def test_tokens_are_read_whatever_an_answer_calls_itself(tmp_path: Path) -> None:
+def test_tokens_are_read_whatever_an_answer_calls_itself_and_however_it_comes(
+    tmp_path: Path,
+) -> None:
     text = says(whole(told(), extra="content-type: text/plain\r\n"))
-    check(tmp_path, {"text": Case(key=LIMITED, headers=(BEARER,), always=text)})
+    crumbs = says(*[GOOD[at : at + 1] for at in range(len(GOOD))])
+    cases = {
+        "text": Case(key=LIMITED, headers=(BEARER,), always=text),
+        "crumbs": Case(key=LIMITED, headers=(BEARER,), always=crumbs),
+    }
+    check(tmp_path, cases)
