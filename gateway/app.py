@@ -53,7 +53,7 @@ from gateway.limitsbeacon import LimitsBeacons
 from gateway.listening import inherited_socket
 from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
-from gateway.probe import Prober
+from gateway.probe import FIRST_LOOK_S, Prober
 from gateway.siblings import Siblings, folder_of
 from gateway.snapshot import SnapshotWriter, read_snapshot, snapshot_path
 from gateway.spans import Spans
@@ -284,7 +284,8 @@ async def _first_table(gateway: Gateway, prober: Prober, path: Path, read: async
     """Returns once there is a table to serve from. `read`: the log was, or cannot be folded.
 
     1. the log itself, when it can be read within a moment
-    2. the snapshot, every endpoint of it asked once whether it is still what it was
+    2. the snapshot, every endpoint of it asked once whether it is still what it was; one that takes long to answer is
+       not routed to until it has
     3. neither: wait for the log, however long; FatalError when it cannot be folded
     """
     try:
@@ -298,7 +299,8 @@ async def _first_table(gateway: Gateway, prober: Prober, path: Path, read: async
     if snapshot is not None and gateway.table is None:  # 2
         table = restore(snapshot)
         gateway.install(table, synced=False)
-        await prober.check_all([r for r in table.replicas.values() if table.may_route(r)])
+        routes = [r for r in table.replicas.values() if table.may_route(r)]
+        await prober.check_all(routes, within_s=FIRST_LOOK_S)
         log.warning(
             "serving from a snapshot",
             extra={"position": snapshot.position, "ejected": len(gateway.ejected)},

@@ -7,6 +7,7 @@ A probe only reads the engine's model list with the launch's key: it loads nothi
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 
 from gateway.activator import Spawn
 from gateway.domain.routing import SERVING_PHASES
@@ -25,6 +26,8 @@ LONGEST_PAUSE_S = 2.0
 UNREACHABLE_EVERY_S = 5.0
 AT_ONCE = 64
 """So many endpoints are probed side by side when a snapshot is loaded."""
+FIRST_LOOK_S = 1.0
+"""So long the routes of a snapshot may take to be asked before the gateway opens; the rest is asked meanwhile."""
 
 
 class Prober:
@@ -58,18 +61,37 @@ class Prober:
             return False
         return response.status != 401 and response.status < 500
 
-    async def check_all(self, replicas: list[Replica]) -> None:
-        """Probes each once, ejecting those that do not answer; they are tried again in the background."""
+    async def check_all(
+        self, replicas: Iterable[Replica], *, within_s: float | None = None
+    ) -> None:
+        """Probes each once, ejecting those that do not answer; they are tried again in the background.
+
+        Who has not answered `within_s` is ejected for now, and let in again when the answer comes.
+        """
         slots = asyncio.Semaphore(AT_ONCE)
+        asked: dict[asyncio.Task[None], Replica] = {}
+        for replica in replicas:
+            if replica.id not in self._tasks:
+                task = self._spawn(self._check(replica, slots))
+                self._tasks[replica.id] = task
+                asked[task] = replica
+        if not asked:
+            return
+        _, late = await asyncio.wait(asked, timeout=within_s)
+        for task in late:
+            self._gateway.suspect(asked[task], "refused_connection")
 
-        async def check(replica: Replica) -> None:
+    async def _check(self, replica: Replica, slots: asyncio.Semaphore) -> None:
+        try:
             async with slots:
-                if not await self.passes(replica):
-                    self._gateway.suspect(replica, "refused_connection")
-
-        async with asyncio.TaskGroup() as group:
-            for replica in replicas:
-                group.create_task(check(replica))
+                passed = await self.passes(replica)
+        finally:
+            # Whoever suspects it from now on must start another probe.
+            del self._tasks[replica.id]
+        if passed:
+            self._gateway.trust(replica.id)
+        else:
+            self._gateway.suspect(replica, "refused_connection")
 
     def suspect(self, replica: Replica) -> None:
         """Probes until it passes or the replica is over; called each time it fails somebody."""

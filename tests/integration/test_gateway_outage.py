@@ -61,6 +61,38 @@ def test_log_23_a_gateway_started_without_nats_serves_from_its_snapshot(tmp_path
     run(story())
 
 
+def test_a_hung_engine_of_the_snapshot_delays_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr("gateway.probe.TIMEOUT_S", 60.0)
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            await yard.model("live")
+            await yard.model("hung")
+            live, hung = await yard.engine(), await yard.engine()
+            await yard.replica(live, "r-1", model="live", has_key=True)
+            seq = await yard.replica(hung, "r-2", model="hung", has_key=True)
+            async with yard.own_gateway("gw"):
+                await written(yard, "gw", seq)
+            hung.probe_gate.clear()
+            # It opens though one engine never answered, and long before the probe's own time is up.
+            async with (
+                yard.own_gateway("gw", connected=False) as again,
+                yard.client(again) as client,
+            ):
+                assert set(again.gateway.ejected) == {"r-2"}
+                assert (await client.post(PATH, json=chat("live"))).status_code == 200
+                waiting = asyncio.ensure_future(client.post(PATH, json=chat("hung")))
+                await until(lambda: again.gateway.open_tickets == 1, "somebody waiting for it")
+                hung.probe_gate.set()
+                assert (await waiting).status_code == 200
+                assert not again.gateway.ejected
+
+    run(story())
+
+
 def test_log_24_a_dead_endpoint_of_the_snapshot_is_not_routed_to(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:

@@ -21,7 +21,8 @@ class Seen:
 
 @dataclass
 class FakeEngine:
-    """`gate` closed: requests are read and then held before the first byte of their answer.
+    """`gate` closed: requests are read and then held before the first byte of their answer; `probe_gate` closed:
+    probes are.
 
     `names` are the adapters it knows besides its model, None: it does not look. An answer names, and its text
     begins with, whatever was asked for; what it does not know gets vLLM's 404.
@@ -39,6 +40,7 @@ class FakeEngine:
     raw: bytes | None = None
     names: set[str] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    probe_gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     seen: list[Seen] = field(default_factory=list)
     probes: int = 0
@@ -53,6 +55,7 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.probe_gate.set()
 
     @property
     def endpoint(self) -> str:
@@ -105,6 +108,7 @@ class FakeEngine:
             _send(writer, 401, {"error": {"message": "Invalid API Key", "code": 401}})
         elif method == "GET":
             self.probes += 1
+            await self.probe_gate.wait()
             _send(writer, 200, {"object": "list", "data": [{"id": self.model}]})
         else:
             return await self._work(Seen(method, path, headers, json.loads(body)), reader, writer)
