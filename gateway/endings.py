@@ -83,7 +83,7 @@ class Endings:
         self._accounting = accounting
         self._spans = spans
         self._grown: list[Plain] = []
-        metrics.ended.before_reading = self.add_up
+        metrics.of_requests.before_reading = self.add_up
         accounting.before_telling = self.add_up
 
     def ended(
@@ -223,7 +223,7 @@ class Endings:
             metrics.requests.labels(model, "ok").value += plain.requests
             metrics.first_byte.labels(model).add(plain.firsts, plain.first_s)
             tokens = (plain.prompt, plain.cached, plain.completion)
-            alike = metrics.ended.of(model, "ok", plain.key)
+            alike = metrics.of_requests.of(model, "ok", plain.key)
             alike.add(plain.took, plain.seconds, plain.requests, tokens)
             self._accounting.add(
                 plain.came_to(), model=model, key=plain.key, adapter=plain.adapter, now=now
@@ -244,7 +244,7 @@ class Endings:
             metrics.waited_for_adapter(model, served.adapter_waited_s)
         if place.on is not None:
             metrics.count_on_card(model, served.scope, code)
-        metrics.ended.ended(
+        metrics.of_requests.count(
             model,
             code,
             served.caller.id,

@@ -48,8 +48,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.ended = RequestNumbers()
-        self.registry.register(self.ended)
+        self.of_requests = RequestNumbers()
+        self.registry.register(self.of_requests)
         self._adapter_uses: dict[tuple[str, str], int] = {}  # not in `adapters` yet
         self.requests = Counter(
             "yard_gateway_requests",

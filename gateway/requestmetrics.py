@@ -68,7 +68,7 @@ class Alike:
         self._of_key = of_key
         self._key_tokens = key_tokens
 
-    def ended(self, duration_s: float, first_s: float | None, tokens: Tokens | None) -> None:
+    def count(self, duration_s: float, first_s: float | None, tokens: Tokens | None) -> None:
         """One of them has ended."""
         self._durations.observe(duration_s)
         if first_s is not None:
@@ -118,7 +118,7 @@ class RequestNumbers(Collector):
             found = self._make(model, code, key)
         return found
 
-    def ended(
+    def count(
         self,
         model: str,
         code: str,
@@ -129,7 +129,7 @@ class RequestNumbers(Collector):
         tokens: Tokens | None,
     ) -> None:
         """A request has ended."""
-        self.of(model, code, key).ended(duration_s, first_s, tokens)
+        self.of(model, code, key).count(duration_s, first_s, tokens)
 
     def _make(self, model: str, code: str, key: str) -> Alike:
         counted = key

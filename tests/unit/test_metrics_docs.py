@@ -85,7 +85,7 @@ def test_every_number_of_a_control_plane_is_told_and_no_other(tmp_path: Path) ->
 def test_labels_of_a_gateways_numbers_are_told_as_they_are() -> None:
     metrics = Metrics()
     used = Tokens(prompt=1, estimated=True)
-    metrics.ended.ended("m", "ok", "k", duration_s=1, first_s=1, tokens=used)
+    metrics.of_requests.count("m", "ok", "k", duration_s=1, first_s=1, tokens=used)
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         labels = getattr(family, "_labelnames", None)
@@ -151,7 +151,7 @@ def test_only_so_many_keys_have_numbers_of_their_own() -> None:
     tokens = Tokens(prompt=3, cached=1, completion=2)
     for n in range(MAX_KEYS + 50):
         for _ in range(2):
-            numbers.ended("m", "ok", f"k{n}", duration_s=0.2, first_s=0.1, tokens=tokens)
+            numbers.count("m", "ok", f"k{n}", duration_s=0.2, first_s=0.1, tokens=tokens)
     families = {family.name: family for family in numbers.collect()}
     requests = {
         s.labels["key"]: s.value
@@ -169,7 +169,7 @@ def test_only_so_many_keys_have_numbers_of_their_own() -> None:
 def test_a_histogram_counts_upwards_and_sums() -> None:
     numbers = RequestNumbers()
     for seconds in (0.005, 0.02, 0.02, 1000.0):
-        numbers.ended("m", "ok", "", duration_s=seconds, first_s=None, tokens=None)
+        numbers.count("m", "ok", "", duration_s=seconds, first_s=None, tokens=None)
     (durations,) = (f for f in numbers.collect() if f.name == "yard_gateway_request_seconds")
     buckets = {s.labels["le"]: s.value for s in durations.samples if s.name.endswith("_bucket")}
     assert (buckets["0.005"], buckets["0.01"], buckets["0.025"], buckets["300.0"]) == (1, 1, 3, 3)
