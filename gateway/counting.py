@@ -86,6 +86,15 @@ class Spread:
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
         self.total += total
 
+    def buckets(self) -> list[tuple[str, float]]:
+        """As the client library takes them: each bound, and how many are not above it."""
+        found: list[tuple[str, float]] = []
+        seen = 0
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
+            seen += count
+            found.append((bound, seen))
+        return found
+
 
 class Histogram(Collector):
     """A family of histograms by the values of its labels; one without labels is used as it is."""
@@ -103,6 +112,7 @@ class Histogram(Collector):
         self._documentation = documentation
         self._labels = tuple(labelnames)
         self._bounds = tuple(float(bound) for bound in buckets)
+        assert inf not in self._bounds, "the last bucket is there by itself"
         self._children: dict[tuple[str, ...], Spread] = {}
         if not self._labels:
             self.labels()
@@ -126,13 +136,6 @@ class Histogram(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        bounds = [*map(str, self._bounds), "+Inf"]
-        assert inf not in self._bounds, "the last bucket is there by itself"
         for values, child in self._children.items():
-            sums: list[tuple[str, float]] = []
-            seen = 0
-            for bound, count in zip(bounds, child.counts, strict=True):
-                seen += count
-                sums.append((bound, seen))
-            family.add_metric(values, buckets=sums, sum_value=child.total)
+            family.add_metric(values, buckets=child.buckets(), sum_value=child.total)
         yield family

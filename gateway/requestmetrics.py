@@ -4,14 +4,13 @@ Kept as plain lists and made into families when somebody scrapes: a histogram wi
 this is on the way of every request. Labels are names of the catalog, codes, and ids of keys up to a bound.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.counting import Count
+from gateway.counting import Count, Spread
 from gateway.domain.tokens import Tokens
 
 MAX_KEYS: Final = 200
@@ -19,32 +18,11 @@ MAX_KEYS: Final = 200
 
 OTHER: Final = "other"
 
-SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+SECONDS: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
 KINDS: Final = ("prompt", "cached", "completion")
-
-
-class _Histogram:
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.total += seconds
-
-    def add(self, counts: Sequence[int], total: float) -> None:
-        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
-        self.total += total
-
-    def buckets(self) -> list[tuple[str, float]]:
-        found: list[tuple[str, float]] = []
-        under = 0
-        for bound, count in zip((*SECONDS, float("inf")), self.counts, strict=True):
-            under += count
-            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(under)))
-        return found
 
 
 class Alike:
@@ -54,8 +32,8 @@ class Alike:
 
     def __init__(
         self,
-        durations: _Histogram,
-        firsts: _Histogram,
+        durations: Spread,
+        firsts: Spread,
         tokens: list[int],
         estimated: Count,
         of_key: Count | None,
@@ -104,8 +82,8 @@ class RequestNumbers(Collector):
         self.before_reading: Callable[[], None] = lambda: None
         """Told before anything of the registry is read, if this is the first in it."""
         self._alike: dict[tuple[str, str, str], Alike] = {}
-        self._durations: dict[tuple[str, str], _Histogram] = {}
-        self._firsts: dict[str, _Histogram] = {}
+        self._durations: dict[tuple[str, str], Spread] = {}
+        self._firsts: dict[str, Spread] = {}
         self._tokens: dict[str, list[int]] = {}
         self._estimated: dict[str, Count] = {}
         self._of_keys: dict[tuple[str, str], Count] = {}
@@ -136,8 +114,8 @@ class RequestNumbers(Collector):
         if key and key not in self._key_tokens and len(self._key_tokens) >= MAX_KEYS:
             counted = OTHER
         found = Alike(
-            self._durations.setdefault((model, code), _Histogram()),
-            self._firsts.setdefault(model, _Histogram()),
+            self._durations.setdefault((model, code), Spread(SECONDS)),
+            self._firsts.setdefault(model, Spread(SECONDS)),
             self._tokens.setdefault(model, [0, 0, 0]),
             self._estimated.setdefault(model, Count()),
             self._of_keys.setdefault((counted, code), Count()) if key else None,

@@ -48,7 +48,7 @@ def test_nobody_stops_for_the_page_of_a_thousand_models() -> None:
     metrics = Metrics()
     for n in range(1000):
         metrics.count(f"m-{n}", "ok")
-        metrics.ended.ended(
+        metrics.of_requests.count(
             f"m-{n}", "ok", "", duration_s=0.1, first_s=0.1, tokens=Tokens(prompt=1)
         )
 
