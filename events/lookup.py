@@ -68,6 +68,10 @@ class _Info(Struct, frozen=True, kw_only=True):
 T = TypeVar("T", bound=Struct)
 
 
+class NoStream(Unavailable):
+    """The server answers, and has no such stream."""
+
+
 class StreamReads:
     """Reads of one stream. Every method raises Unavailable, and Misconfigured when it is denied."""
 
@@ -104,8 +108,10 @@ class StreamReads:
         return await self._get({"seq": seq})
 
     async def identity(self) -> StreamIdentity:
-        """Which stream this is and where it ends."""
+        """Which stream this is and where it ends. Raises NoStream."""
         info = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", _Info)
+        if info.error is not None and info.error.err_code == NO_STREAM:
+            raise NoStream(f"{self._stream}: {info.error.description}")
         if info.error is not None:
             raise Unavailable(f"{self._stream}: {info.error.description}")
         schema = info.config.metadata.get(SCHEMA, "0")

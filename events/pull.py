@@ -161,6 +161,13 @@ class StandingPull:
             await self._connection.probe(self._times.request_timeout_s)
         await asyncio.sleep(pause_s(self._failures, self._jitter()))
 
+    async def rest(self, longest_s: float) -> None:
+        """Until the connection is another, at most so long: for what no try now would change."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._wake.wait()
+
     async def wait_connected(self) -> None:
         """Waits without a bound for a connection."""
         while not self._connection.connected:

@@ -10,11 +10,15 @@ import msgspec
 from events.codec import UNREADABLE, StoredMessage
 from events.follower import MAX_ITEMS
 from events.log import StoredUsage, StreamIdentity, Unavailable, UsagePage
-from events.lookup import StreamReads
+from events.lookup import NoStream, StreamReads
 from events.pull import Lost, StandingPull
 from schemas.usage import UsageBatch
 
 log = logging.getLogger(__name__)
+
+SHORTEST_REST_S = 0.05
+LONGEST_REST_S = 60.0
+"""Between two looks for a stream that is not there: twice as long with each."""
 
 _BATCH = msgspec.json.Decoder(UsageBatch)
 
@@ -53,6 +57,7 @@ class JetStreamUsageFollower:
         self._identity = identity
         self._open = False
         self._reset = False
+        self._rest_s = SHORTEST_REST_S
 
     async def next(self) -> UsagePage:
         """See UsageFollower.next."""
@@ -90,11 +95,17 @@ class JetStreamUsageFollower:
                 self._reset = True
             self._identity = identity
             pending = await self._pull.open(self._position + 1)
+        except NoStream:
+            # A server without room for it has none, and nothing but a new server or a person makes one.
+            await self._pull.rest(self._rest_s)
+            self._rest_s = min(self._rest_s * 2, LONGEST_REST_S)
+            return None
         except (Lost, Unavailable) as error:
             log.debug("usage follower cannot open", extra={"why": str(error)})
             await self._pull.pause()
             return None
         self._open = True
+        self._rest_s = SHORTEST_REST_S
         return self._page((), synced=pending == 0) if pending == 0 or self._reset else None
 
     def _page(self, items: tuple[StoredUsage, ...], *, synced: bool) -> UsagePage:

@@ -11,6 +11,7 @@ import pytest
 from events.connection import Connection
 from events.jetstream import JetStreamLog
 from events.log import LogFull, Misconfigured
+from events.lookup import NoStream, StreamReads
 from events.provision import ensure_streams
 from events.streams import CONFIG_REV, stream_specs
 from tests.support import drafts
@@ -140,6 +141,8 @@ def test_a_server_without_room_for_usage_alone_goes_without_it(tmp_path: Path) -
         await ensure_streams(connection, "yard-1", 1)
         await config_of(connection, "YARD_EVENTS")
         assert "error" in await api(connection, "STREAM.INFO.YARD_USAGE")
+        with pytest.raises(NoStream):
+            await StreamReads(connection, "YARD_USAGE").identity()
 
     play(tmp_path, scene, max_file_store="4400MB")
 
