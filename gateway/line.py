@@ -46,17 +46,21 @@ class Line:
         """Puts a request in line at `model`; it may be its turn at once. `accepted`: it was let in before, and is not
         turned away now."""
         now_s = self._clock.now_s()
+        priority = priority_of(asked.caller, asked.priority)
         turn = self._turns.join(
             model.name,
             asked.want,
-            priority=priority_of(asked.caller, asked.priority),
+            priority=priority,
             who=asked.caller.id,
             size_bytes=size_bytes,
             now_s=now_s,
             accepted=accepted,
         )
         if isinstance(turn, Full):
-            return self._full(model, turn)
+            wait_s = self._turns.wait_s(
+                model.name, priority=priority, who=asked.caller.id, now_s=now_s
+            )
+            return _full(model, turn, wait_s)
         loop = asyncio.get_running_loop()
         place = InLine(
             turn=turn,
@@ -131,14 +135,16 @@ class Line:
             return
         turn = place.turn
         now_s = self._clock.now_s()
-        pace_s = self._turns.pace_s(turn.model)
+        wait_s = self._turns.wait_s(
+            turn.model, priority=turn.priority, who=turn.who, now_s=now_s, besides=turn
+        )
         self._turns.leave(turn)
         waited_s = now_s - turn.joined_s
         reply = answer(
             "model_busy",
             f"The model {turn.model!r} is busy: every replica runs as many requests as it may, and "
             f"after {waited_s:.0f} s it was not this one's turn; try again later.",
-            retry_s=pace_s or waited_s,
+            retry_s=wait_s,
         )
         self._end(place, reply)
 
@@ -148,10 +154,11 @@ class Line:
         if not place.outcome.done():
             place.outcome.set_result(outcome)
 
-    def _full(self, model: Model, full: Full) -> Answer:
-        return answer(
-            "queue_full",
-            f"As many requests wait for their turn at the model {model.name!r} as may "
-            f"(limit: {full.limit} {full.what}); every replica runs as many as it may.",
-            retry_s=self._turns.pace_s(model.name),
-        )
+
+def _full(model: Model, full: Full, wait_s: float) -> Answer:
+    return answer(
+        "queue_full",
+        f"As many requests wait for their turn at the model {model.name!r} as may "
+        f"(limit: {full.limit} {full.what}); every replica runs as many as it may.",
+        retry_s=wait_s,
+    )

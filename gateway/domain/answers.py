@@ -46,7 +46,7 @@ Code = Literal[
 RetryRule = Literal["none", "fixed", "load", "backoff", "holders", "limit", "line"]
 """Where Retry-After comes from: nowhere, the table, the time left of this load, the next allowed start,
 the measured loads of the replicas whose room is waited for, when the key's limit has room again, or how long
-the last one stood in line."""
+a request that came now would stand in line."""
 
 RETRY_MIN_S: Final = 1
 RETRY_MAX_S: Final = 60

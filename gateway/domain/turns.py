@@ -4,6 +4,7 @@ By priority, then the keys in turn, then arrival. Whoever is first and can use w
 woken. It must not know replicas, nor do I/O or ask a clock: what can be used now is told by whoever asks for the next.
 """
 
+from collections import deque
 from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 from typing import Final
@@ -55,18 +56,27 @@ def priority_of(caller: Caller, asked: bytes | None) -> Priority:
     return own
 
 
-_OfKey = dict[Want, dict[int, Turn]]
-"""The requests of one key by what they want, each in order of arrival."""
+PACE_OF: Final = 32
+"""The pace of a line is that of the last so many who went on."""
+
+
+@dataclass(slots=True)
+class _OfKey:
+    """The requests of one key by what they want, each in order of arrival."""
+
+    turns: dict[Want, dict[int, Turn]] = field(default_factory=dict)
+    count: int = 0
 
 
 @dataclass(slots=True)
 class _Line:
-    """The keys of each class that have somebody here, the one whose turn is next first."""
+    """The keys of each class that have somebody here, the one whose turn is next first. `went_s`: when somebody went
+    on last, and before that the line began."""
 
+    went_s: deque[float]
     classes: tuple[dict[str, _OfKey], ...] = field(default_factory=lambda: ({}, {}, {}))
     count: int = 0
     size_bytes: int = 0
-    last_wait_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -103,7 +113,7 @@ class Turns:
         if line is None:
             if self.max_requests < 1 and not accepted:
                 return Full(what="requests", limit=self.max_requests)
-            line = self._lines[model] = _Line()
+            line = self._lines[model] = _Line(deque((now_s,), maxlen=PACE_OF + 1))
         turn = Turn(
             ticket=self._next_ticket,
             model=model,
@@ -115,7 +125,11 @@ class Turns:
         )
         self._next_ticket += 1
         of_class = line.classes[CLASSES.index(priority)]
-        of_class.setdefault(who, {}).setdefault(want, {})[turn.ticket] = turn
+        of_key = of_class.get(who)
+        if of_key is None:
+            of_key = of_class[who] = _OfKey()
+        of_key.turns.setdefault(want, {})[turn.ticket] = turn
+        of_key.count += 1
         line.count += 1
         line.size_bytes += size_bytes
         return turn
@@ -133,7 +147,7 @@ class Turns:
         for of_class in line.classes:  # 1
             for of_key in of_class.values():  # 2
                 found: Turn | None = None
-                for want, turns in of_key.items():
+                for want, turns in of_key.turns.items():
                     if want in besides:
                         continue
                     turn = next(iter(turns.values()))
@@ -146,7 +160,7 @@ class Turns:
     def take(self, turn: Turn, now_s: float) -> None:
         """It goes on: its key is the last of its class to have another turn."""
         line = self._lines[turn.model]
-        line.last_wait_s = max(0.0, now_s - turn.joined_s)
+        line.went_s.append(now_s)
         of_class = line.classes[CLASSES.index(turn.priority)]
         assert self._remove(turn), "who takes a turn has one"
         of_key = of_class.pop(turn.who, None)
@@ -162,13 +176,14 @@ class Turns:
         if line is None:
             return False
         of_class = line.classes[CLASSES.index(turn.priority)]
-        of_key = of_class.get(turn.who, {})
-        turns = of_key.get(turn.want, {})
-        if turns.pop(turn.ticket, None) is None:
+        of_key = of_class.get(turn.who)
+        turns = None if of_key is None else of_key.turns.get(turn.want)
+        if of_key is None or turns is None or turns.pop(turn.ticket, None) is None:
             return False
+        of_key.count -= 1
         if not turns:
-            del of_key[turn.want]
-            if not of_key:
+            del of_key.turns[turn.want]
+            if not of_key.turns:
                 del of_class[turn.who]
         line.count -= 1
         line.size_bytes -= turn.size_bytes
@@ -190,10 +205,29 @@ class Turns:
         """How many wait for a turn at each."""
         return {model: line.count for model, line in self._lines.items()}
 
-    def pace_s(self, model: str) -> float:
-        """How long the one waited who went on last; 0 where nobody has since the line began."""
+    def wait_s(
+        self, model: str, *, priority: Priority, who: str, now_s: float, besides: Turn | None = None
+    ) -> float:
+        """How long a request that came now would wait for its turn, as far as that can be told; 0 without a line.
+
+        So many have theirs before it: all of higher classes; of its class its key's own, and of every other key as many
+        as its key has turns until then. They go on at the pace of late, which a standstill makes slower by itself, and
+        so does a line in which nobody has gone on yet. Those who leave, and those of higher classes who come, are not
+        foreseen. `besides` is about to leave.
+        """
         line = self._lines.get(model)
-        return 0.0 if line is None else line.last_wait_s
+        if line is None:
+            return 0.0
+        own_class = CLASSES.index(priority)
+        before = sum(k.count for c in line.classes[:own_class] for k in c.values())
+        of_class = line.classes[own_class]
+        own = of_class[who].count if who in of_class else 0
+        leaving = besides is not None and (besides.priority, besides.who) == (priority, who)
+        own -= leaving
+        before += own + sum(min(k.count, own + 1) for w, k in of_class.items() if w != who)
+        went = len(line.went_s) - 1
+        each_s = max(0.0, now_s - line.went_s[0]) / max(1, went)
+        return (before + 1) * each_s
 
     def __len__(self) -> int:
         return sum(line.count for line in self._lines.values())

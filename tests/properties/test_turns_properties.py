@@ -105,8 +105,12 @@ class TurnsMachine(RuleBasedStateMachine):
             del self.passed[pair]
         self.turns.take(turn, self.now_s)
         self.waiting.remove(turn)
-        if self.turns.has(model):
-            assert self.turns.pace_s(model) == self.now_s - turn.joined_s
+        # Whoever comes now waits no longer than somebody of the same key with a lower priority would.
+        for who in (turn.who, "nobody else"):
+            told = [
+                self.turns.wait_s(model, priority=p, who=who, now_s=self.now_s) for p in CLASSES
+            ]
+            assert 0 <= told[0] <= told[1] <= told[2], told
 
     @invariant()
     def counts_are_right(self) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from gateway.adapterdesk import Seeking
 from gateway.clock import LoopClock
 from gateway.domain.admission import Route
@@ -184,6 +186,34 @@ def test_inv_5_a_wait_for_a_turn_ends_with_when_to_come_back() -> None:
         assert (told.status, told.code) == (503, "model_busy")
         assert dict(told.headers()) == {b"retry-after": b"1", b"x-should-retry": b"true"}
         assert len(gateway.line) == 0
+        gateway.close()
+
+    run(story())
+
+
+def test_inv_5_both_refusals_of_a_line_say_how_long_it_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        gateway = a_gateway(Story(), waiting_requests=4)
+        began_s = gateway.clock.now_s()
+        ahead_s = 0.0
+        monkeypatch.setattr(gateway.clock, "now_s", lambda: began_s + ahead_s)
+        held = running(gateway)
+        places = [join(gateway) for _ in range(4)]
+        for n in (1, 2):  # one every seven seconds
+            ahead_s = 7.0 * n
+            gateway.finish(held, used=True)
+            held = begun(places[n - 1])
+        for _ in range(2):
+            join(gateway)
+        told = enter(gateway, ANYBODY, accepted=False)
+        assert isinstance(told, Answer)
+        assert (told.code, dict(told.headers())[b"retry-after"]) == ("queue_full", b"35")
+        gateway.line._expire(places[2].turn.ticket)
+        late = refused(places[2])
+        assert (late.code, dict(late.headers())[b"retry-after"]) == ("model_busy", b"28")
+        gateway.dismiss_all()
         gateway.close()
 
     run(story())

@@ -51,6 +51,51 @@ def test_who_cannot_use_what_is_free_is_passed_and_keeps_its_turn() -> None:
     assert turns.first("m", {"card", "chat"}) is None
 
 
+def wait_s(turns: Turns, now_s: float, who: str = "", priority: Priority = "normal") -> float:
+    return turns.wait_s("m", priority=priority, who=who, now_s=now_s)
+
+
+def test_who_is_refused_hears_how_long_the_line_would_take_it_and_not_how_long_the_last_one_stood() -> (
+    None
+):
+    turns = Turns(max_requests=100, max_bytes=1000)
+    for _ in range(60):
+        join(turns)
+    for n in range(1, 41):  # one every two seconds
+        turn = turns.first("m")
+        assert turn is not None
+        turns.take(turn, 2.0 * n)
+    # The last one stood for 80 s; twenty wait now.
+    assert wait_s(turns, 80.0) == pytest.approx(21 * 2.0)
+    # A standstill is seen while it lasts.
+    assert wait_s(turns, 144.0) == pytest.approx(21 * 4.0)
+
+
+def test_the_wait_is_that_of_the_key_and_its_priority() -> None:
+    turns = Turns(max_requests=100, max_bytes=1000)
+    for _ in range(10):
+        join(turns, "a")
+    join(turns, "b")
+    join(turns, "c", "high")
+    first = join(turns, "c", "high")
+    turns.take(first, 1.0)
+    # One goes on a second: behind everybody of a higher priority, in turn with the other keys, behind its own.
+    assert wait_s(turns, 1.0, "c", "high") == pytest.approx(2.0)
+    assert wait_s(turns, 1.0, "new") == pytest.approx(1 + 2 + 1.0)
+    assert wait_s(turns, 1.0, "b") == pytest.approx(1 + 1 + 2 + 1.0)
+    assert wait_s(turns, 1.0, "a") == pytest.approx(1 + 10 + 1 + 1.0)
+    assert wait_s(turns, 1.0, "new", "low") == pytest.approx(1 + 11 + 1.0)
+
+
+def test_a_line_in_which_nobody_has_gone_on_is_as_slow_as_it_is_old() -> None:
+    turns = Turns(max_requests=100, max_bytes=1000)
+    only = join(turns, now_s=100.0)
+    told = turns.wait_s("m", priority="normal", who="", now_s=145.0, besides=only)
+    assert told == pytest.approx(45.0)
+    turns.leave(only)
+    assert wait_s(turns, 145.0) == 0.0
+
+
 def test_the_line_is_bounded_but_not_for_who_was_let_in_before() -> None:
     turns = Turns(max_requests=2, max_bytes=100)
     join(turns, size_bytes=200)  # alone, or it could never be served
