@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from events.log import EventLog, LogError
-from gateway.domain.tally import Sum, Tally
+from gateway.domain.tally import MAX_DAYS, Sum, Tally
 from gateway.metrics import Metrics, Reading
 
 log = logging.getLogger("gateway.accounting")
@@ -30,6 +30,7 @@ class Accounting:
         self._events = events
         self._metrics = metrics
         self._failing = ""
+        self._lost = self._lost_said = 0
         self.before_telling: Callable[[], None] = lambda: None
         metrics.watch(self._gauges)
 
@@ -45,6 +46,19 @@ class Accounting:
     def add(self, came_to: Sum, *, model: str, key: str, adapter: str, now: datetime) -> None:
         """Requests for a model of the catalog have ended, `now` or of late."""
         self._tally.sum_of(model, key, adapter, now).add(came_to)
+        if self._tally.lost != self._lost:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Counts what had to be forgotten; it is said once, until the log takes something again."""
+        more, self._lost = self._tally.lost - self._lost, self._tally.lost
+        self._metrics.usage_lost.inc(more)
+        if not self._lost_said:
+            log.error(
+                "usage is lost: the log took none for longer than it keeps any",
+                extra={"rows": more, "days": MAX_DAYS},
+            )
+        self._lost_said += more
 
     async def run(self) -> None:
         """Tells it until cancelled; what the log does not take is tried again, less and less often."""
@@ -80,4 +94,7 @@ class Accounting:
                 return False
             self._tally.stored()
             self._failing = ""
+            if self._lost_said:
+                log.warning("usage is stored again", extra={"rows_lost": self._lost_said})
+                self._lost_said = 0
         return True

@@ -138,6 +138,11 @@ class Metrics:
             "Accounts of usage the log did not take; they are kept and sent again.",
             registry=self.registry,
         )
+        self.usage_lost = Counter(
+            "yard_gateway_usage_lost",
+            "Rows of usage that no log took for as long as one keeps them: nobody is told what they held.",
+            registry=self.registry,
+        )
         self.loop_lag = Gauge(
             "yard_gateway_loop_lag_seconds",
             "How late the last beacon timer ran.",
