@@ -84,11 +84,13 @@ class Server:
         self._moved = None
 
     async def drain(self, timeout_s: float) -> int:
-        """Stops listening, ends idle connections and waits for running requests.
+        """Stops listening, ends idle connections and waits for running requests, and until clients have taken what was
+        answered.
 
         Those that outlive `timeout_s` are cut: not yet answered ones get 503 `draining`, streams
         break. Returns how many were cut. Afterwards everything is closed.
         """
+        deadline = self._loop.time() + timeout_s
         self.draining = True
         self._stop_listening()
         for connection in list(self.connections):
@@ -105,6 +107,8 @@ class Server:
                     await self._quiet
             finally:
                 self._quiet = None
+        # What is cut is told so as well, which is read no later than any other answer behind which a connection ends.
+        await self._emptied(max(deadline - self._loop.time(), self.limits.linger_s))
         await self.close()
         return cut
 
@@ -160,6 +164,13 @@ class Server:
     def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    async def _emptied(self, timeout_s: float) -> None:
+        """Waits until every connection has ended by itself, at most so long."""
+        if self.connections:
+            self._empty = self._loop.create_future()
+            await asyncio.wait((self._empty,), timeout=timeout_s)
+            self._empty = None
 
     def _make_room(self, newest: ServerProtocol) -> None:
         """Ends a twentieth of the idle connections, those that would end first; without any, the newest."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import cast
 
 import httpx
 import pytest
@@ -10,6 +11,8 @@ from gateway.http.bodies import BodyBudget
 from gateway.http.errors import RequestError
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import Request, Responder
+from gateway.http.server import Server
+from gateway.http.server_protocol import ServerProtocol
 from tests.support.aio import until
 from tests.support.http_wire import LOOPS, connected, listening, post, run_on
 
@@ -21,6 +24,12 @@ async def echo(request: Request, responder: Responder) -> None:
     body = await request.body.read_all()
     text = f"{request.method} {request.path} ".encode() + body
     await responder.send(200, [(b"content-type", b"text/plain")], text)
+
+
+async def until_one(server: Server) -> list[ServerProtocol]:
+    """The one connection that `server` has in a moment."""
+    await until(lambda: len(server.connections) == 1, "a connection")
+    return list(server.connections)
 
 
 async def deaf(_: Request, responder: Responder) -> None:
@@ -495,6 +504,47 @@ def test_drain_lets_running_requests_finish_and_ends_idle_connections(loop: str)
             assert b"connection: close" in head
             assert await draining == 0
             assert await busy.rest() == b""
+
+    run_on(loop, story())
+
+
+def test_drain_lets_a_slow_client_take_the_rest_of_its_answer(loop: str) -> None:
+    """More than the buffers between two sockets take: what is left is in the gateway when its handler has ended."""
+    answer = b"x" * (16 << 20)
+
+    async def huge(_: Request, responder: Responder) -> None:
+        responder.send_now(200, [], answer)
+
+    async def story() -> None:
+        async with listening(huge) as server, connected(server.port) as client:
+            cast(asyncio.Transport, client.writer.transport).pause_reading()
+            await client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            (wire,) = await until_one(server)
+            await until(lambda: wire._write_paused and not server.active, "the answer")  # pyright: ignore[reportPrivateUsage]
+            draining = asyncio.create_task(server.drain(5))
+            await until(lambda: server.draining, "the drain")
+            cast(asyncio.Transport, client.writer.transport).resume_reading()
+            assert (await client.message())[1] == answer
+            assert await draining == 0
+
+    run_on(loop, story())
+
+
+def test_drain_does_not_wait_longer_for_a_client_that_takes_nothing(loop: str) -> None:
+    async def huge(_: Request, responder: Responder) -> None:
+        responder.send_now(200, [], b"x" * (16 << 20))
+
+    async def story() -> None:
+        async with (
+            listening(huge, ServerLimits(linger_s=0.1)) as server,
+            connected(server.port) as client,
+        ):
+            cast(asyncio.Transport, client.writer.transport).pause_reading()
+            await client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            (wire,) = await until_one(server)
+            await until(lambda: wire._write_paused, "the answer")  # pyright: ignore[reportPrivateUsage]
+            assert await asyncio.wait_for(server.drain(0.2), 5) == 0
+            assert not server.connections
 
     run_on(loop, story())
 
