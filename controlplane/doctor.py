@@ -97,6 +97,7 @@ class Doctor:
             ),
             findings=_views(assess(facts)),
             misnamed_beacons=self._leader.live.misnamed,
+            gateways=self._leader.live.gateways(),
         )
 
     async def _identity(self) -> StreamIdentity | None:

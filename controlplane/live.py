@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from controlplane.domain.decision import AgentLive, GatewayLive, Live, ReplicaLive
+from schemas.api import GatewayView
 from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon
 
 FORGET_AFTER_S = 86_400.0
@@ -147,6 +148,19 @@ class LiveTracker:
             },
         )
         return True
+
+    def gateways(self) -> tuple[GatewayView, ...]:
+        """Those that were heard and did not say goodbye, by name."""
+        now = self._monotonic()
+        return tuple(
+            GatewayView(
+                name=name,
+                position=gateway.beacon.position,
+                silent_s=round(max(0.0, now - gateway.heard_at), 1),
+            )
+            for name, gateway in sorted(self._gateways.items())
+            if not gateway.beacon.leaving and now - gateway.heard_at <= FORGET_AFTER_S
+        )
 
     def reset(self) -> None:
         """The connection was lost: nobody counts as heard in a row any more.

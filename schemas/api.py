@@ -393,6 +393,15 @@ class LeaderView(Struct, frozen=True, kw_only=True):
     term: int
 
 
+class GatewayView(Struct, frozen=True, kw_only=True):
+    """A gateway that beaconed within a day and did not say goodbye. `position`: how far it has read the log;
+    `silent_s`: how long ago it was heard last, seconds."""
+
+    name: str
+    position: int
+    silent_s: float
+
+
 class DoctorBody(Struct, frozen=True, kw_only=True):
     """What `yardctl doctor` shows of one control plane. `log_seq`: the log's own last sequence, when known."""
 
@@ -412,3 +421,4 @@ class DoctorBody(Struct, frozen=True, kw_only=True):
     unreadable: tuple[UnreadableView, ...]
     findings: tuple[FindingView, ...]
     misnamed_beacons: int = 0
+    gateways: tuple[GatewayView, ...] = ()

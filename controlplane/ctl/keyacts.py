@@ -7,17 +7,18 @@ an argument, a log line or the text of an error.
 import contextlib
 import os
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from controlplane.ctl.commanding import carry_out
-from controlplane.ctl.connect import Place, open_connection, open_log
+from controlplane.ctl.connect import Place, open_api, open_connection, open_log
 from controlplane.ctl.failures import CtlError, NotKnownYet, SentPerhaps
-from controlplane.ctl.gatewaysheard import GatewaysHeard, Reached
+from controlplane.ctl.gatewaysheard import GatewaysHeard, Reached, Silent
 from controlplane.ctl.newkey import NewKey, make_key
-from controlplane.ctl.show import print_json
+from controlplane.ctl.show import length, print_json
 from events.log import EventLog, LogError
 from events.subjects import event_subject
 from schemas.commands import KeyChange, KeyCreate, KeyRevoke, Outcome
@@ -118,7 +119,24 @@ async def revoke(place: Place, said: str, timeout_s: float, output: str) -> None
     async with open_connection(place) as connection:
         log = JetStreamLog(connection, source="/ctl")
         gateways = GatewaysHeard(JetStreamWire(connection))
-        await revoke_on(log, gateways, said, timeout_s, output, prefix=place.prefix)
+
+        async def known() -> Mapping[str, float] | None:
+            try:
+                async with open_api(place) as api:
+                    return heard_by(await api.get("/v1/doctor"))
+            except CtlError:
+                return None
+
+        await revoke_on(log, gateways, said, timeout_s, output, prefix=place.prefix, known=known)
+
+
+def heard_by(doctor: Mapping[str, Any]) -> dict[str, float]:
+    """Gateways a control plane has heard, and how long ago, by what it told."""
+    return {one["name"]: float(one["silent_s"]) for one in doctor.get("gateways", ())}
+
+
+async def _nobody() -> Mapping[str, float] | None:
+    return {}
 
 
 async def revoke_on(
@@ -129,12 +147,17 @@ async def revoke_on(
     output: str,
     *,
     prefix: str = "yard",
+    known: Callable[[], Awaitable[Mapping[str, float] | None]] = _nobody,
 ) -> None:
-    """As `revoke`, on an open log. It listens to gateways before it asks, so that none is missed."""
+    """As `revoke`, on an open log. It listens to gateways before it asks, so that none is missed.
+
+    `known` tells which gateways a control plane has heard, and how long ago; None: it could not be asked.
+    """
     async with gateways:
         outcome = await carry_out(log, KeyRevoke(key=said), prefix=prefix, timeout_s=timeout_s)
+        others = await known()
         try:
-            found = await gateways.reached(await _seq_of(log, outcome, prefix))
+            found = await gateways.reached(await _seq_of(log, outcome, prefix), others)
         except LogError as error:
             raise NotKnownYet(
                 outcome.sentence, f"how many gateways refuse it is not known: {error}"
@@ -144,7 +167,8 @@ async def revoke_on(
         print_json({**told, "gateways": msgspec.to_builtins(found)})
     else:
         print(outcome.sentence)
-        print(_refusing(found))
+        for line in _refusing(found, asked=others is not None):
+            print(line)
     if found.behind:
         count = f"{len(found.behind)} of {len(found.behind) + len(found.known_to)}"
         raise NotKnownYet(
@@ -163,13 +187,32 @@ async def _seq_of(log: EventLog, outcome: Outcome, prefix: str) -> int:
     return 0
 
 
-def _refusing(found: Reached) -> str:
+def _refusing(found: Reached, *, asked: bool) -> list[str]:
+    """`asked`: a control plane told which gateways there are besides those that are heard."""
     everyone = len(found.known_to) + len(found.behind)
     if not everyone:
-        return "no gateway is heard; one that starts reads of it before it answers"
-    if not found.known_to:
-        return f"refused on 0 of {everyone} gateways so far"
-    return f"refused on {len(found.known_to)} of {everyone} gateways: {', '.join(found.known_to)}"
+        lines = ["no gateway is heard; one that starts reads of it before it answers"]
+    elif not found.known_to:
+        lines = [f"refused on 0 of {everyone} gateways so far"]
+    else:
+        who = ", ".join(found.known_to)
+        lines = [f"refused on {len(found.known_to)} of {everyone} gateways: {who}"]
+    if found.silent:
+        many = "1 gateway does" if len(found.silent) == 1 else f"{len(found.silent)} gateways do"
+        lines.append(
+            f"{many} not answer: {', '.join(map(_silence, found.silent))}; one that hangs or is cut off from NATS refuses "
+            "the key only when it has read of it"
+        )
+    if not asked:
+        lines.append(
+            "whether there are others that do not answer is not known: no control plane told"
+        )
+    return lines
+
+
+def _silence(one: Silent) -> str:
+    gone = f"gone in {one.gone_in_s:.0f} s" if one.gone_in_s > 0 else "counts as gone"
+    return f"{one.name} (heard {length(one.silent_s)} ago, {gone})"
 
 
 __all__ = ["change", "create", "revoke"]

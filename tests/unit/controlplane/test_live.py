@@ -5,6 +5,7 @@ from typing import Any
 
 from controlplane.domain.decision import AgentLive, GatewayLive
 from controlplane.live import AGES_HOLD_S, FORGET_AFTER_S, LiveTracker
+from schemas.api import GatewayView
 from schemas.beacons import AgentBeacon, EngineCounters, GatewayBeacon
 from tests.support.worlds import T0
 
@@ -49,6 +50,17 @@ def test_ages_grow_with_the_own_clock() -> None:
     assert found.inflight == {"r": 1}
     assert found.last_use_age_s == {"m": 4.0}
     assert live.view(leading_since=clock.now - 7).leading_for_s == 7
+
+
+def test_who_was_heard_and_did_not_say_goodbye_is_told_with_its_silence() -> None:
+    live, clock = tracker()
+    live.on_gateway("g", gateway(1))
+    live.on_gateway("left", gateway(1, gateway="left", leaving=True))
+    live.on_gateway("old", gateway(1, gateway="old"))
+    clock.now += FORGET_AFTER_S - 1
+    live.on_gateway("g", gateway(2, position=9))
+    clock.now += 2.54
+    assert live.gateways() == (GatewayView(name="g", position=9, silent_s=2.5),)
 
 
 def test_only_a_beacon_that_says_something_new_wakes() -> None:

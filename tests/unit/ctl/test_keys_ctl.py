@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.ctl import keyacts, main
+from controlplane.ctl import gatewaysheard, keyacts, main
 from controlplane.ctl.failures import (
     EXIT_NOT_KNOWN,
     EXIT_UNREACHABLE,
@@ -396,6 +396,7 @@ async def revoked(
     output: str = "table",
     leaves: str = "",
     patience_s: float = 10.0,
+    known: dict[str, float] | None = {},  # noqa: B006 - only read
 ) -> int:
     """Revokes a key while gateways beacon; `beacons` gives their positions from the event's."""
     broker = MemoryBroker()
@@ -405,7 +406,11 @@ async def revoked(
     (seq,) = (await plane.log.append(draft, epoch=0)).seqs
     wire = MemoryWire(plane.log.connection)
     gateways = GatewaysHeard(MemoryWire(ctl.connection), listen_s=0.2, patience_s=patience_s)
-    working = asyncio.create_task(keyacts.revoke_on(ctl, gateways, "ci", 30.0, output))
+
+    async def told() -> dict[str, float] | None:
+        return known
+
+    working = asyncio.create_task(keyacts.revoke_on(ctl, gateways, "ci", 30.0, output, known=told))
     deciding = asyncio.create_task(plane.decide())
     n = 0
     while not working.done():
@@ -461,6 +466,51 @@ def test_scn_e4_one_that_leaves_is_not_counted(capsys: pytest.CaptureFixture[str
     assert "refused on 1 of 1 gateways: gw-1" in capsys.readouterr().out
 
 
+def test_scn_e4_one_that_does_not_answer_is_named_once_it_counts_as_gone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gatewaysheard, "GONE_S", 3.0)
+    # One hangs, one was gone before, one was gone so long ago that it is nobody's concern; the others are heard.
+    known = {"gw-1": 0.1, "hung": 2.6, "dead": 75.0, "of old": 5000.0}
+    run(revoked(beacons=lambda seq: {"gw-1": seq}, known=known))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "refused on 1 of 1 gateways: gw-1"
+    assert lines[2].startswith(
+        "2 gateways do not answer: dead (heard 1m ago, counts as gone), hung (heard 3s ago, counts as gone); "
+    )
+    run(revoked(beacons=lambda seq: {"gw-1": seq}, known=known, output="json"))
+    told = json.loads(capsys.readouterr().out)["gateways"]
+    assert [one["name"] for one in told["silent"]] == ["dead", "hung"]
+    assert told["silent"][1]["silent_s"] >= 3.0
+
+
+def test_scn_e4_one_that_answers_or_leaves_before_it_counts_as_gone_is_not_called_silent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rounds = iter(range(1000))
+
+    def beacons(seq: int) -> dict[str, int]:
+        # It wakes long after everybody else was heard.
+        return {"gw-1": seq, "left": seq} | ({"late": seq} if next(rounds) > 20 else {})
+
+    known = {"gw-1": 0.1, "late": 1.0, "left": 1.0}
+    run(revoked(beacons=beacons, known=known, leaves="left"))
+    assert capsys.readouterr().out.splitlines()[1:] == ["refused on 2 of 2 gateways: gw-1, late"]
+
+
+def test_without_a_control_plane_who_else_there_is_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(revoked(beacons=lambda seq: {"gw-1": seq}, known=None))
+    assert "no control plane told" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_who_was_heard_is_read_from_what_a_control_plane_knows() -> None:
+    doctor = {"gateways": [{"name": "gw-1", "position": 4, "silent_s": 0.5}]}
+    assert keyacts.heard_by(doctor) == {"gw-1": 0.5}
+    assert keyacts.heard_by({}) == {}
+
+
 def test_without_a_gateway_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     run(revoked(beacons=lambda _: {}))
     assert "no gateway is heard" in capsys.readouterr().out
@@ -469,7 +519,7 @@ def test_without_a_gateway_it_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_revocation_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     run(revoked(beacons=lambda seq: {"gw-1": seq}, output="json"))
     told = json.loads(capsys.readouterr().out)
-    assert told["gateways"] == {"known_to": ["gw-1"], "behind": []}
+    assert told["gateways"] == {"known_to": ["gw-1"], "behind": [], "silent": []}
     assert told["status"] == "accepted"
 
 
