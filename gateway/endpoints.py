@@ -6,7 +6,6 @@ client's own credentials to an engine.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway.adapters import Adapters, Elsewhere, Refused
 from gateway.begun import Begun
@@ -14,7 +13,6 @@ from gateway.domain.admission import Route, Wait
 from gateway.domain.answers import Answer, answer
 from gateway.domain.error_bodies import says_no_such_model
 from gateway.domain.http_rules import Headers
-from gateway.domain.keytable import ANYBODY, Caller
 from gateway.domain.names import Place
 from gateway.domain.outliers import is_good
 from gateway.domain.places import RESPONSE, RESPONSES
@@ -23,7 +21,7 @@ from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
 from gateway.domain.tokens import Tail
 from gateway.domain.turns import Busy
-from gateway.gateway import Asked, Gateway, Run
+from gateway.gateway import Gateway, Run
 from gateway.http.client import Asking, EngineClient
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errors import BadEngineAnswer, ConnectFailed, EngineGone
@@ -33,6 +31,7 @@ from gateway.intake import Intake, read_intake, where_response_is
 from gateway.limits import Limits
 from gateway.loadingstream import LoadingStreams
 from gateway.metrics import Metrics
+from gateway.patience import Patience, Waiting
 from gateway.sending import Sending
 from gateway.served import Served
 from gateway.timeline import Timeline, Timelines
@@ -59,20 +58,6 @@ class _Lost(Exception):
         self.loss: Loss = loss
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """How long one request waits, in all its waits until it runs; `accepted`: it was let in before."""
-
-    accepted: bool = False
-    deadline_s: float | None = None
-
-    def until_s(self, gateway: Gateway) -> float:
-        """When it waits no longer, counted from its first wait."""
-        if self.deadline_s is None:
-            self.deadline_s = gateway.clock.now_s() + gateway.wait_s
-        return self.deadline_s
-
-
 class Inference:
     """The inference endpoints; one object for all requests."""
 
@@ -96,6 +81,7 @@ class Inference:
         self._adapters = adapters
         self._limits = limits
         self._loading = loading
+        self._patience = Patience(gateway, metrics, loading)
         self._engine_key = engine_key
         self._new_exchange = new_exchange
         self._responses = ResponseIds()
@@ -126,7 +112,7 @@ class Inference:
             intake = Intake(fields=begun.fields)
             sending = Sending(request, place, intake, timeline, begun.seeking)
         loading = respond if self._loading.wanted(request, sending.intake.fields) else None
-        waiting = _Waiting()
+        waiting = Waiting()
         unplanned = planned = 0
         while True:  # 2
             asked, name = None, ""
@@ -190,7 +176,7 @@ class Inference:
         timeline: Timeline,
         served: Served,
         loading: Responder | None,
-        waiting: "_Waiting",
+        waiting: Waiting,
     ) -> Run | Answer | None:
         """A replica to run at, or the answer to it; None: look again."""
         gateway = self._gateway
@@ -210,7 +196,7 @@ class Inference:
             case Wait(model=model, scope=scope, adapter=adapter):
                 self._name(timeline, served, model)
                 sending.seek(adapter, timeline, served)
-                return await self._wait(
+                return await self._patience.for_model(
                     model,
                     scope,
                     waiting.until_s(gateway),
@@ -232,7 +218,7 @@ class Inference:
                 )
                 if not isinstance(begun, Busy):
                     return begun
-                return await self._turn(
+                return await self._patience.for_turn(
                     model, waiting.until_s(gateway), sending, exchange, timeline, served
                 )
 
@@ -273,114 +259,6 @@ class Inference:
             model = table.base_of(adapter)
         if model is not None and not served.model:
             served.model = model.name
-
-    async def _wait(
-        self,
-        model: Model,
-        scope: str,
-        deadline_s: float,
-        sending: Sending,
-        exchange: Exchange,
-        timeline: Timeline,
-        served: Served,
-        loading: Responder | None,
-    ) -> Run | Answer | None:
-        """Waits in the room; None: look again. Whatever ends the wait, the place is given back. `loading` is told
-        of it meanwhile.
-
-        All that a request needs before it goes out is done here, while there is time.
-        """
-        gateway = self._gateway
-        clock = gateway.clock
-        joined_s = clock.now_s()
-        timeline.first("joined", joined_s)
-        ticket = gateway.join(
-            model,
-            scope,
-            size_bytes=sending.request.body.size,
-            deadline_s=deadline_s,
-            # One that was served here before its replica went is not refused because of that.
-            asked=_asked(
-                sending,
-                exchange,
-                timeline,
-                ANYBODY if served.moves or served.stood else served.caller,
-            ),
-            on_asked=lambda: timeline.first("activate_sent", clock.now_s()),
-            accepted=served.moves > 0 or served.stood or served.waited_s > 0,
-        )
-        if isinstance(ticket, Answer):
-            return ticket
-        try:
-            if sending.seeking is not None:
-                # Under which name its engine will serve the adapter is not known yet.
-                await sending.spans()
-            elif sending.made(model.name) is None:
-                await sending.make(model.name, waits=True)
-            if loading is None:
-                outcome = await ticket.outcome
-            else:
-                outcome = await self._loading.until(ticket.outcome, loading, model.name, scope)
-        except BaseException:
-            gateway.leave(ticket)
-            self._waited(served, model.name, clock.now_s() - joined_s)
-            raise
-        woken_s = clock.now_s()
-        timeline.mark("woken", woken_s)
-        if sending.seeking is not None:
-            sending.seeking.begin_anew()
-        if isinstance(outcome, Run):
-            # Counted once it went out: of a thousand woken together each would wait for all others.
-            served.waited_s += woken_s - joined_s
-            served.to_count_s = woken_s - joined_s
-        else:
-            self._waited(served, model.name, woken_s - joined_s)
-        return outcome
-
-    async def _turn(
-        self,
-        model: Model,
-        deadline_s: float,
-        sending: Sending,
-        exchange: Exchange,
-        timeline: Timeline,
-        served: Served,
-    ) -> Run | Answer | None:
-        """Waits in line for a turn at the model; otherwise as `_wait`."""
-        gateway = self._gateway
-        clock = gateway.clock
-        joined_s = clock.now_s()
-        timeline.first("joined", joined_s)
-        place = gateway.line.join(
-            model,
-            _asked(sending, exchange, timeline, served.caller),
-            size_bytes=sending.request.body.size,
-            deadline_s=deadline_s,
-            accepted=served.moves > 0 or served.waited_s > 0,
-        )
-        if isinstance(place, Answer):
-            return place
-        served.stood = True
-        try:
-            outcome = await place.outcome
-        except BaseException:
-            run = gateway.line.leave(place)
-            if run is not None:
-                gateway.finish(run, used=False)
-            raise
-        finally:
-            served.waited_s += clock.now_s() - joined_s
-        timeline.mark("woken", clock.now_s())
-        return outcome
-
-    def _waited(self, served: Served, model: str, seconds: float) -> None:
-        served.waited_s += seconds
-        self._metrics.waited_for(model, seconds)
-
-    def _count_wait(self, served: Served, model: str) -> None:
-        if served.to_count_s is not None:
-            self._metrics.waited_for(model, served.to_count_s)
-            served.to_count_s = None
 
     async def _run(
         self,
@@ -451,7 +329,7 @@ class Inference:
             raise self._lost(run, lost.loss, str(lost)) from None
         finally:
             gateway.finish(run, used=used)
-            self._count_wait(served, run.model)
+            self._patience.tell(served, run.model)
             if exchange.stalled:
                 self.stalled(run)
         self._judge(run, exchange, good=is_good(relayed.status, complete=relayed.complete))
@@ -490,7 +368,7 @@ class Inference:
             exchange=exchange,
             asked=asked,
         )
-        self._count_wait(served, run.model)
+        self._patience.tell(served, run.model)
         if response.status == 401:
             # Whoever has that port now does not know this launch's key.
             response.abort()
@@ -593,21 +471,6 @@ class Inference:
         return _Lost(loss, why)
 
 
-def _asked(sending: Sending, exchange: Exchange, timeline: Timeline, caller: Caller) -> Asked:
-    """What a request that waits, for a model or for its turn, will ask of an engine with the rights of `caller`."""
-    return Asked(
-        name=sending.name,
-        path=sending.path,
-        abort=exchange.abort,
-        on=sending.on,
-        seeking=sending.seeking,
-        caller=caller,
-        priority=sending.request.headers.get(b"x-yard-priority"),
-        affinity=sending.affinity,
-        traceparent=timeline.trace.traceparent.decode(),
-    )
-
-
 async def reply(respond: Responder, refused: Answer, served: Served) -> None:
     """Writes an answer of the code table."""
     served.status = 200 if respond.opened else refused.status
@@ -630,7 +493,8 @@ def _is_text(response: EngineResponse) -> bool:
 def may_name_model(headers: Headers) -> bool:
     """Whether a whole answer with these headers may name its model."""
     kind = headers.get(b"content-type")
-    return kind is None or b"json" in kind.lower()
+    # What nearly all say is compared first: `in` takes bytes for a number first, at the price of an exception.
+    return kind is None or kind == b"application/json" or b"json" in kind.lower()
 
 
 def _waited(served: Served) -> tuple[bytes, bytes]:
