@@ -6,11 +6,15 @@ its routing. These are read through its registry as the others are, when somebod
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import accumulate
 from math import inf
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from gateway.families import HistogramFamily, PlainFamily
 
 
 class Count:
@@ -61,10 +65,10 @@ class Counter(Collector):
         return [CounterMetricFamily(self._name, self._documentation, labels=self._labels)]
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, child in self._children.items():
-            family.add_metric(values, child.value)
-        yield family
+        yield PlainFamily(self._name, self._documentation, "counter", self._labels, self._rows)
+
+    def _rows(self) -> Iterable[tuple[Sequence[str], float]]:
+        return ((values, child.value) for values, child in [*self._children.items()])
 
 
 class Spread:
@@ -88,12 +92,12 @@ class Spread:
 
     def buckets(self) -> list[tuple[str, float]]:
         """As the client library takes them: each bound, and how many are not above it."""
-        found: list[tuple[str, float]] = []
-        seen = 0
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
-            seen += count
-            found.append((bound, seen))
-        return found
+        return list(zip(_texts(self._bounds), accumulate(self.counts), strict=True))
+
+
+@cache
+def _texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(str, bounds), "+Inf")
 
 
 class Histogram(Collector):
@@ -135,7 +139,6 @@ class Histogram(Collector):
         return [HistogramMetricFamily(self._name, self._documentation, labels=self._labels)]
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, child in self._children.items():
-            family.add_metric(values, buckets=child.buckets(), sum_value=child.total)
-        yield family
+        yield HistogramFamily(
+            self._name, self._documentation, self._labels, lambda: [*self._children.items()]
+        )

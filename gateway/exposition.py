@@ -1,7 +1,7 @@
 """Writes numbers as Prometheus reads them, in pieces: a page of thousands of models must not halt whoever streams.
 
-The text is that of the client library's `generate_latest`, which writes all at once and takes three times as long. It
-reads families that are made already and counts nothing.
+The text is that of the client library's `generate_latest`, which writes all at once and takes several times as long.
+Families of our own are written while they are read (families.py). It counts nothing.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
+
+from gateway.families import Family, escaped, number
 
 AT_ONCE: Final = 500
 """So many lines are written before others get their turn: about a millisecond."""
@@ -42,28 +43,32 @@ async def pieces(families: Iterable[Metric]) -> AsyncIterator[bytes]:
 
 def text_of(family: Metric) -> Iterator[str]:
     """One family, in pieces of about AT_ONCE lines."""
-    samples = family.samples
+    samples = () if isinstance(family, Family) else family.samples
     if family.type not in _PLAIN or any(s.name.endswith(_APART) for s in samples[:4]):
         yield generate_latest(_One(family)).decode("utf-8")
         return
     name = f"{family.name}_total" if family.type == "counter" else family.name
     about = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {name} {about}\n# TYPE {name} {family.type}\n"
-    escaped: dict[str, str] = {}
-    for begin in range(0, len(samples), AT_ONCE):
-        yield "".join([_line(s, escaped) for s in samples[begin : begin + AT_ONCE]])
+    if not isinstance(family, Family):
+        for begin in range(0, len(samples), AT_ONCE):
+            yield "".join([_line(s) for s in samples[begin : begin + AT_ONCE]])
+        return
+    texts: list[str] = []
+    lines = 0
+    for count, text in family.blocks():
+        texts.append(text)
+        lines += count
+        if lines >= AT_ONCE:
+            yield "".join(texts)
+            texts, lines = [], 0
+    if texts:
+        yield "".join(texts)
 
 
-def _line(sample: Sample, escaped: dict[str, str]) -> str:
-    labels: list[str] = []
-    for label, value in sorted(sample.labels.items()):
-        text = escaped.get(value)
-        if text is None:
-            text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-            escaped[value] = text
-        labels.append(f'{label}="{text}"')
-    told = f"{{{','.join(labels)}}}" if labels else ""
-    value = float(sample.value)
-    # Above a million the format has an exponent.
-    number = repr(value) if 0 <= value < 1e6 else floatToGoString(value)
-    return f"{sample.name}{told} {number}\n"
+def _line(sample: Sample) -> str:
+    labels = ",".join(
+        f'{label}="{escaped(value)}"' for label, value in sorted(sample.labels.items())
+    )
+    told = f"{{{labels}}}" if labels else ""
+    return f"{sample.name}{told} {number(sample.value)}\n"

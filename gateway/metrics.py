@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import exposition
 from gateway.counting import Counter, Histogram
+from gateway.families import PlainFamily
 from gateway.requestmetrics import RequestNumbers
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -37,10 +38,8 @@ class GatewayNumbers(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, reading in self._read().items():
             labels = [reading.label] if set(reading.values) != {""} else []
-            family = GaugeMetricFamily(name, reading.text, labels=labels)
-            for of, value in reading.values.items():
-                family.add_metric([of] if labels else [], value)
-            yield family
+            rows = [((of,) if labels else (), value) for of, value in reading.values.items()]
+            yield PlainFamily(name, reading.text, "gauge", labels, lambda told=rows: told)
 
 
 class Metrics:

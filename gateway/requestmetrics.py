@@ -1,17 +1,18 @@
 """Numbers about requests that ended, for Prometheus: how long they took, what they came to, and for which keys.
 
-Kept as plain lists and made into families when somebody scrapes: a histogram with a lock costs ten times as much, and
+Kept as plain lists and written as families while somebody reads them: a histogram with a lock costs ten times as much, and
 this is on the way of every request. Labels are names of the catalog, codes, and ids of keys up to a bound.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.counting import Count, Spread
 from gateway.domain.tokens import Tokens
+from gateway.families import HistogramFamily, Plain, PlainFamily
 
 MAX_KEYS: Final = 200
 """So many keys have numbers of their own; the others are counted together."""
@@ -128,61 +129,55 @@ class RequestNumbers(Collector):
 
     def collect(self) -> Iterable[Metric]:
         self.before_reading()
-        durations = HistogramMetricFamily(
+        yield HistogramFamily(
             "yard_gateway_request_seconds",
             "From a request's head to its end, by catalog model (empty: none) and code.",
-            labels=["model", "code"],
+            ["model", "code"],
+            lambda: [*self._durations.items()],
         )
-        for labels, histogram in self._durations.items():
-            durations.add_metric(labels, histogram.buckets(), histogram.total)
-        yield durations
-        firsts = HistogramMetricFamily(
+        yield HistogramFamily(
             "yard_gateway_first_token_seconds",
             "From a request's head to the first byte of its answer's body, waits included.",
-            labels=["model"],
+            ["model"],
+            lambda: (((m,), spread) for m, spread in [*self._firsts.items()] if any(spread.counts)),
         )
-        for model, histogram in self._firsts.items():
-            if not any(histogram.counts):
-                continue
-            firsts.add_metric([model], histogram.buckets(), histogram.total)
-        yield firsts
-        tokens = CounterMetricFamily(
+        yield _counters(
             "yard_gateway_tokens",
             "Tokens that engines told, by kind: prompt (with cached), cached, completion.",
-            labels=["model", "kind"],
+            ["model", "kind"],
+            lambda: (
+                ((model, kind), count)
+                for model, counts in [*self._tokens.items()]
+                if any(counts)
+                for kind, count in zip(KINDS, counts, strict=True)
+            ),
         )
-        for model, counts in self._tokens.items():
-            if not any(counts):
-                continue
-            for kind, count in zip(KINDS, counts, strict=True):
-                tokens.add_metric([model, kind], count)
-        yield tokens
-        estimated = CounterMetricFamily(
+        yield _counters(
             "yard_gateway_estimated",
             "Requests whose engine told no tokens, so that their answer's events were counted.",
-            labels=["model"],
+            ["model"],
+            lambda: (((m,), c.value) for m, c in [*self._estimated.items()] if c.value),
         )
-        for model, count in self._estimated.items():
-            if count.value:
-                estimated.add_metric([model], count.value)
-        yield estimated
-        of_keys = CounterMetricFamily(
+        yield _counters(
             "yard_gateway_key_requests",
             f"Requests by the id of their key, {MAX_KEYS} at most (then: {OTHER}), and code.",
-            labels=["key", "code"],
+            ["key", "code"],
+            lambda: ((labels, count.value) for labels, count in [*self._of_keys.items()]),
         )
-        for (key, code), count in self._of_keys.items():
-            of_keys.add_metric([key, code], count.value)
-        yield of_keys
-        key_tokens = CounterMetricFamily(
+        yield _counters(
             "yard_gateway_key_tokens",
             "Tokens by the id of the key they count for, and kind.",
-            labels=["key", "kind"],
+            ["key", "kind"],
+            lambda: (
+                ((key, kind), count)
+                for key, counts in [*self._key_tokens.items()]
+                for kind, count in zip(KINDS, counts, strict=True)
+            ),
         )
-        for key, counts in self._key_tokens.items():
-            for kind, count in zip(KINDS, counts, strict=True):
-                key_tokens.add_metric([key, kind], count)
-        yield key_tokens
+
+
+def _counters(name: str, about: str, labels: Sequence[str], rows: Plain) -> Metric:
+    return PlainFamily(name, about, "counter", labels, rows)
 
 
 def _add(counts: list[int], tokens: Tokens) -> None:

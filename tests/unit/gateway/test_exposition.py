@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from typing import Any
 
 from hypothesis import given
@@ -68,5 +69,41 @@ def test_nobody_stops_for_the_page_of_a_thousand_models() -> None:
         assert lines > 40_000
         assert turns > lines / AT_ONCE
         assert page == metrics.render()
+
+    run(story())
+
+
+def test_numbers_are_made_as_they_are_written_whatever_is_counted_meanwhile() -> None:
+    metrics = Metrics()
+
+    def count(model: str) -> None:
+        metrics.count(model, "ok")
+        metrics.answered_first(model, 0.1)
+        metrics.of_requests.count(
+            model, "ok", "", duration_s=0.1, first_s=0.1, tokens=Tokens(prompt=1)
+        )
+
+    for n in range(300):
+        count(f"m-{n}")
+
+    async def story() -> None:
+        page = b""
+        biggest = 0
+        async for piece in metrics.pieces():
+            biggest = max(biggest, piece.count(b"\n"))
+            page += piece
+            # The last of them, and one that nobody knew when the page was begun.
+            count("m-299")
+            count("m-new")
+        assert biggest < AT_ONCE + 20
+        text = page.decode()
+        # The last is told as it is when its turn comes, each time with all that belongs together.
+        seen = re.findall(
+            r'request_seconds_(?:bucket|count)\{code="ok",(?:le="\+Inf",)?model="m-299"\} (\S+)',
+            text,
+        )
+        assert len(seen) == 2
+        assert seen[0] == seen[1]
+        assert float(seen[0]) > 1
 
     run(story())
