@@ -102,6 +102,7 @@ class EngineConnection(asyncio.Protocol):
         "_pieces",
         "_request_sent",
         "_response",
+        "_said_wait",
         "_timed",
         "_timer",
         "_transport",
@@ -148,6 +149,7 @@ class EngineConnection(asyncio.Protocol):
         self._drain_waiter: asyncio.Future[None] | None = None
         self._write_paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._said_wait = False  # it has the request: it said so, with a 1xx
         self._fresh = False  # something came since the last tick
         self._began = False  # a byte of the body is here
         self._timed = limits.first_byte_s > 0 or limits.stall_s > 0
@@ -232,7 +234,7 @@ class EngineConnection(asyncio.Protocol):
     @property
     def saw_nothing(self) -> bool:
         """Whether not one byte of an answer arrived in this exchange."""
-        return not self._head and self._response is None
+        return not self._head and not self._said_wait and self._response is None
 
     def finished(self, response: EngineResponse) -> None:
         """The response was consumed to its end: free the connection, or close it."""
@@ -254,6 +256,7 @@ class EngineConnection(asyncio.Protocol):
     def _free(self) -> None:
         self.served += 1
         self._head = b""
+        self._said_wait = False
         self.free_since = self.loop.time()
         self.resume()
         self._on_free(self)
@@ -383,6 +386,7 @@ class EngineConnection(asyncio.Protocol):
                 if status == 101:
                     raise BadEngineAnswer("the engine switched protocols without being asked")
                 self._head = rest
+                self._said_wait = True
             self._respond(reader.items, status, parser.get_http_version(), head, rest)
         except BadEngineAnswer as problem:
             self._fail(problem)

@@ -211,12 +211,13 @@ def test_a_fresh_connection_that_closes_without_an_answer_is_not_retried(loop: s
     run_on(loop, story())
 
 
-def test_an_answer_that_began_is_never_asked_for_twice(loop: str) -> None:
+@pytest.mark.parametrize("began", [b"HTTP/1.1 2", b"HTTP/1.1 102 Processing\r\n\r\n"])
+def test_an_answer_that_began_is_never_asked_for_twice(loop: str, began: bytes) -> None:
     async def script(peer: Peer) -> None:
         _, body = await peer.message()
         await peer.send(answer(body))
         await peer.message()
-        await peer.send(b"HTTP/1.1 2")
+        await peer.send(began)
 
     async def story() -> None:
         async with engine(script) as raw, gateway(Yard(raw.url)) as yard:
