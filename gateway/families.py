@@ -38,12 +38,14 @@ class Family(Metric):
         super().__init__(name, documentation, kind)
 
     @property
-    def samples(self) -> list[Sample]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def samples(self) -> list[Sample]:
         """All of them, for the library; who must not halt others takes `blocks`."""
         return list(self._samples())
 
     @samples.setter
-    def samples(self, _: list[Sample]) -> None:
+    def samples(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, _: list[Sample]
+    ) -> None:
         """The library begins with an empty list."""
 
     def _samples(self) -> Iterator[Sample]:
