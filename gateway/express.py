@@ -381,17 +381,8 @@ class Errand:
         served = self._told()
         served.tail = tail = Tail()
         served.sse = True
-        self._responder = responder = Responder(self._wire, "POST", "1.1")
-        request_id = self._timeline.request_id
-        responder.envelope = envelope(lane.place.envelope, request_id)
-        responder.add_own(
-            (
-                (b"x-request-id", request_id.encode()),
-                *lane.cors_headers,
-                *responder.envelope.headers(),
-                *express.limits.headers(lane.caller),
-            )
-        )
+        self._responder = responder = self._new_responder()
+        responder.add_own(express.limits.headers(lane.caller))
         told = _why_headers(run.model, replica, run.why, self._how)
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
@@ -401,6 +392,20 @@ class Errand:
         self._relay = relay
         if relay.begin(self._streamed):
             self._streamed()
+
+    def _new_responder(self) -> Responder:
+        """What an answer that is not written in one piece goes out by, with what every answer tells."""
+        lane, request_id = self._lane, self._timeline.request_id
+        responder = Responder(self._wire, "POST", "1.1")
+        responder.envelope = envelope(lane.place.envelope, request_id)
+        responder.add_own(
+            (
+                (b"x-request-id", request_id.encode()),
+                *lane.cors_headers,
+                *responder.envelope.headers(),
+            )
+        )
+        return responder
 
     def _first_byte(self, _: bytes) -> None:
         """From here on it can go nowhere else."""
@@ -490,7 +495,7 @@ class Errand:
         elif self._grant is not None:
             # Once, whatever was said of it before.
             self._grant.end(self._grant.estimate)
-        self._wire.errand_failed(started=started)
+        self._wire.errand_failed(None if started else self._new_responder())
 
     def _stop(self) -> None:
         """Nothing more is wanted of its engine."""

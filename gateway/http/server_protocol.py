@@ -433,15 +433,15 @@ class ServerProtocol(asyncio.Protocol):
         self._errand = self._engine = None
         self._ended(finished=finished)
 
-    def errand_failed(self, *, started: bool) -> None:
-        """It cannot be answered as it should; `started`: something of an answer was written."""
+    def errand_failed(self, responder: Responder | None) -> None:
+        """It cannot be answered as it should, and is by `responder`; None: something of an answer was written."""
         self._errand = self._engine = None
         self._keep_alive = False
-        if not started:
-            responder = Responder(self, "POST", "1.1")
+        if responder is not None:
             code, message = "internal_error", "The gateway failed; the log says why."
-            responder.send_now(500, [JSON_TYPE], error_bodies.error_body(500, code, message))
-        self._ended(finished=not started)
+            body = responder.envelope.body(500, code, message)
+            responder.send_now(500, [JSON_TYPE], body)
+        self._ended(finished=responder is not None)
 
     def hand_over(self, head: RequestHead, whole: bytes, received_at: float, begun: Begun) -> None:
         """The handler goes on with an errand, which had this head and body."""

@@ -383,6 +383,28 @@ def test_a_fault_of_ours_is_answered_and_nothing_is_kept(
     run(story())
 
 
+def test_a_fault_of_ours_is_told_in_the_form_and_with_the_headers_of_any_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = ask(None, "/v1/messages", "origin: http://a")
+
+    async def story() -> None:
+        async with scene(tmp_path, cors_origins=("http://a",)) as made:
+            with monkeypatch.context() as patch:
+                patch.setattr(express, "tokens_of_whole", broken)
+                async with connected(made.gateway.port) as peer:
+                    await peer.send(asks)
+                    head, body = await peer.message()
+            (line,) = await made.until_lines(1)
+            fields = fields_of(head)
+            assert status_of(head) == 500
+            assert fields["access-control-allow-origin"] == "http://a"
+            assert fields["x-request-id"] == fields["request-id"] == line["request"]
+            assert json.loads(body)["type"] == "error"
+
+    run(story())
+
+
 def test_a_fault_before_it_begins_is_the_handlers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
