@@ -11,8 +11,9 @@ from typing import Final, Literal
 from gateway.clock import Clock
 from gateway.domain import adapters
 from gateway.domain.adapteranswers import at_fault, nobody_answers, not_loaded
-from gateway.domain.adapters import NOBODY, AdapterAtFault, Chosen, Known, NoneLeft, Shun
+from gateway.domain.adapters import BUSY, NOBODY, AdapterAtFault, Chosen, Known, NoneLeft, Shun
 from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
+from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
 from gateway.domain.pins import Held, Pins
 from schemas.adapternames import engine_name
@@ -68,20 +69,35 @@ class Seeking:
 
 @dataclass(slots=True)
 class Adapted:
-    """What a run for an adapter has in its replica. `others`: how many more replicas may be tried."""
+    """What a run for an adapter needs to have it loaded. `others`: how many more replicas may be tried."""
 
     entry: AdapterEntry
     pin: str
-    held: Held
     seeking: Seeking
     others: int
 
-    def known_name(self, places: Places | None) -> str:
+    def known_name(self, held: Held, places: Places | None) -> str:
         """What its engine is known to serve it under, by the log or by its agent's last word; empty: it is not."""
         slot = None if places is None else places.loaded.get(self.pin)
         if slot is None or slot.leaving:
-            return self.held.engine_name
+            return held.engine_name
         return slot.engine_name or engine_name(slot.adapter, slot.version)
+
+
+_MOST_HOLDERS: Final = 4096
+"""Of so many routes it is remembered who alone has their adapter."""
+
+
+class _Holder:
+    """The one replica of `route` that has its adapter, as long as nothing changes; `held` is our pin there."""
+
+    __slots__ = ("changes", "held", "replica", "route")
+
+    def __init__(self, route: Route, changes: int, replica: Replica, held: Held) -> None:
+        self.route = route
+        self.changes = changes
+        self.replica = replica
+        self.held = held
 
 
 class AdapterDesk:
@@ -91,8 +107,43 @@ class AdapterDesk:
         self._clock = clock
         self.pins = Pins()
         self._silent_until_s: dict[str, float] = {}
+        # By the identity of their route, which is another one once the table has changed.
+        self._holders: dict[int, _Holder] = {}
 
     # -- requests --------------------------------------------------------------------------------
+
+    def hit(
+        self, route: Route, table: AdapterTable, inflight: Mapping[str, int]
+    ) -> tuple[Replica, Held] | None:
+        """The replica that `choose` chooses for a request that has met nothing so far, counted under its pin there,
+        when no other one has the adapter and nobody need be asked; else None.
+
+        Nearly every request for an adapter is one of these, so who that is, is kept. Only with a connection.
+        """
+        if self._silent_until_s:
+            return None
+        pins, now_s = self.pins, self._clock.now_s()
+        kept = self._holders.get(id(route))
+        if kept is None or kept.route is not route or kept.changes != pins.changes:
+            assert route.adapter is not None, "only a route to an adapter has holders"
+            pin = table.pin(route.adapter)
+            found = adapters.only_holder(
+                route.candidates,
+                [pins.get(r.id, pin) for r in route.candidates],
+                pin=pin,
+                places=table.places,
+                now_s=now_s,
+            )
+            if found is None:
+                return None
+            if len(self._holders) >= _MOST_HOLDERS:
+                self._holders.clear()
+            kept = self._holders[id(route)] = _Holder(route, pins.changes, *found)
+        replica, held = kept.replica, kept.held
+        if inflight.get(replica.id, 0) > BUSY or not held.is_trusted(now_s):
+            return None
+        held.uses += 1
+        return replica, held
 
     def choose(
         self,
@@ -103,7 +154,7 @@ class AdapterDesk:
         inflight: Mapping[str, int],
         *,
         connected: bool,
-    ) -> tuple[Replica, Adapted] | Answer:
+    ) -> tuple[Replica, Held, Adapted] | Answer:
         """A replica, with this request counted under its pin there; or why there is none.
 
         1. without a connection nobody can be asked: only replicas that have it count
@@ -112,17 +163,7 @@ class AdapterDesk:
         """
         now_s = self._clock.now_s()
         pin = table.pin(entry)
-        places = table.places
-        shunned = bool(self._silent_until_s or seeking.later or seeking.refused)
         held = [self.pins.get(r.id, pin) for r in candidates]
-        if connected and not shunned:
-            found = adapters.only_holder(
-                candidates, held, pin=pin, places=places, inflight=inflight, now_s=now_s
-            )
-            if found is not None:
-                replica, known = found
-                known.uses += 1
-                return replica, Adapted(entry, pin, known, seeking, len(candidates) - 1)
         chosen = self._choose(entry, candidates, held, seeking, table, inflight, connected)
         if isinstance(chosen, Answer):
             return chosen
@@ -130,7 +171,7 @@ class AdapterDesk:
             case Chosen():
                 replica = chosen.replica
                 begun = self.pins.begin(replica.node, replica.id, pin, now_s)
-                return replica, Adapted(entry, pin, begun, seeking, chosen.others)
+                return replica, begun, Adapted(entry, pin, seeking, chosen.others)
             case AdapterAtFault(bad=bad):
                 return at_fault(seeking.name, bad.reason)
             case NoneLeft(bad=bad):
@@ -189,10 +230,6 @@ class AdapterDesk:
         """Whether it is known to be there, by its agent's last word or by the log."""
         known = self.pins.get(replica.id, pin)
         return (known is not None and bool(known.engine_name)) or table.serves(replica.id, pin)
-
-    def finish(self, adapted: Adapted) -> None:
-        """The request is over there."""
-        self.pins.end(adapted.held, self._clock.now_s())
 
     # -- agents ----------------------------------------------------------------------------------
 

@@ -110,9 +110,10 @@ class Adapters:
     def hit(self, run: Run) -> str:
         """The engine-side name of the run's adapter under a trusted pin, about which nothing is asked; empty: its
         agent must be asked, or was asked for this request already (`secure`)."""
-        adapted = run.adapted
+        adapted, held = run.adapted, run.held
         assert adapted is not None, "only a run for an adapter needs one"
-        held, seeking = adapted.held, adapted.seeking
+        assert held is not None, "it counts under a pin"
+        seeking = adapted.seeking
         if seeking.asked_s or not held.is_trusted(self._gateway.clock.now_s()):
             return ""
         seeking.how = "hit"
@@ -128,10 +129,11 @@ class Adapters:
         2. nobody can be asked, and it is known to be loaded there: without a pin
         3. otherwise its agent is asked until it says yes or no
         """
-        adapted = run.adapted
+        adapted, held = run.adapted, run.held
         assert adapted is not None, "only a run for an adapter needs one"
+        assert held is not None, "it counts under a pin"
         gateway = self._gateway
-        held, seeking = adapted.held, adapted.seeking
+        seeking = adapted.seeking
         if not gone and held.is_trusted(gateway.clock.now_s()):  # 1
             seeking.how = "hit"
             return held.engine_name
@@ -175,7 +177,8 @@ class Adapters:
         """The name it is known to be loaded under without asking; empty: it is not known to be."""
         table = self._gateway.table
         places = None if table is None else table.adapters.places.get(run.replica.id)
-        name = adapted.known_name(places)
+        assert run.held is not None, "it counts under a pin"
+        name = adapted.known_name(run.held, places)
         if name:
             adapted.seeking.how = "unpinned"
         return name
@@ -227,7 +230,7 @@ class Adapters:
                     raise Refused(no_place(seeking.name, waited_s, answer.sentence))
                 if seeking.put_off(replica.id, adapted.others) and now_s - began_s < PAUSE_S:
                     if answer.code == codes.IN_USE:
-                        await self._step_back(replica, adapted, exchange)
+                        await self._step_back(run, adapted.pin, exchange)
                     else:
                         await self._pause(exchange)
                 if adapted.others:
@@ -353,19 +356,20 @@ class Adapters:
         finally:
             question.waiters.remove(waiter)
 
-    async def _step_back(self, replica: Replica, adapted: Adapted, exchange: Exchange) -> None:
+    async def _step_back(self, run: Run, pin: str, exchange: Exchange) -> None:
         """Pauses without a pin: what a person has unloaded leaves once nobody counts on it, and whoever waits for
         that counts too."""
-        gateway = self._gateway
-        gateway.desk.finish(adapted)
-        gateway.pins.recall(replica.id, (adapted.pin,))
-        if gateway.pins.get(replica.id, adapted.pin) is None:
+        gateway, replica = self._gateway, run.replica
+        assert run.held is not None, "it counts under a pin"
+        gateway.pins.end(run.held, gateway.clock.now_s())
+        gateway.pins.recall(replica.id, (pin,))
+        if gateway.pins.get(replica.id, pin) is None:
             gateway.on_edge(True)
         try:
             await self._pause(exchange)
         finally:
             now_s = gateway.clock.now_s()
-            adapted.held = gateway.pins.begin(replica.node, replica.id, adapted.pin, now_s)
+            run.held = gateway.pins.begin(replica.node, replica.id, pin, now_s)
 
     async def _pause(self, exchange: Exchange) -> None:
         waiter: asyncio.Future[EnsureAnswer | None] = asyncio.get_running_loop().create_future()

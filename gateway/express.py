@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapterdesk import Seeking
+from gateway.adapterdesk import Adapted, Seeking
 from gateway.adapters import Adapters
 from gateway.begun import Begun
 from gateway.callers import Callers
@@ -23,13 +23,14 @@ from gateway.domain.affinity import Affinity, by_beginning
 from gateway.domain.answers import Answer
 from gateway.domain.envelopes import envelope
 from gateway.domain.http_rules import HeaderList, Headers
-from gateway.domain.model_rewrite import replace_model, replace_named_model
+from gateway.domain.model_rewrite import Renaming
 from gateway.domain.outliers import is_good
 from gateway.domain.reasons import reason_headers
 from gateway.domain.request_fields import RequestFields, read_plain
 from gateway.domain.routing import Why
 from gateway.domain.tokens import Tail, Tokens, tokens_of_whole
 from gateway.domain.traces import new_trace, own_lines
+from gateway.domain.turns import Busy
 from gateway.endings import Endings, Plain
 from gateway.endpoints import EngineKey, may_name_model
 from gateway.gateway import Gateway
@@ -49,7 +50,6 @@ from gateway.limits import Grant, Limits
 from gateway.metrics import Metrics
 from gateway.served import CLIENT_GONE, Served, charge
 from gateway.timeline import Timeline, Timelines
-from schemas.model import Model
 from schemas.replica import Replica
 
 log = logging.getLogger("gateway.express")
@@ -160,12 +160,13 @@ class Errand:
         "_is_over",
         "_lane",
         "_limited",
-        "_model",
         "_name",
         "_received_s",
         "_relay",
+        "_renaming",
         "_responder",
         "_response",
+        "_route",
         "_run",
         "_seeking",
         "_served",
@@ -196,7 +197,8 @@ class Errand:
         self._received_s = received_s
         trace = new_trace(express.random_bits(192))
         self._timeline = Timeline(express.new_request_id(), received_s, trace)
-        self._model: Model | None = None
+        self._route: Route | None = None
+        self._renaming: Renaming | None = None
         self._seeking: Seeking | None = None
         self._run: Run | None = None
         self._how = self._name = ""
@@ -211,21 +213,27 @@ class Errand:
     def begin(self, route: Route, beginning: msgspec.Raw | None) -> None:
         """Sends it to a replica of the route, or hands it over."""
         express, timeline, lane = self._express, self._timeline, self._lane
-        self._model = route.model
+        self._route = route
         name, asked = route.model.name, self._fields.model
         express.timelines.keep(timeline, name)
-        if route.adapter is not None:
-            self._seeking = Seeking(asked, timeline.request_id)
-        tie = partial(_tie, lane.session, beginning) if lane.tied else None
-        run = express.gateway.start(route, self.abort, self._seeking, affinity=tie)
+        run: Run | Answer | Busy | None
+        if route.adapter is None:
+            tie = partial(_tie, lane.session, beginning) if lane.tied else None
+            run = express.gateway.start(route, self.abort, affinity=tie)
+        else:
+            run = express.gateway.start_hit(route, self.abort)
+            if run is None:
+                self._seeking = seeking = Seeking(asked, timeline.request_id)
+                run = express.gateway.start(route, self.abort, seeking)
         if not isinstance(run, Run):
             self.hand_over()
             return
         self._run = run
-        if run.adapted is not None:
-            name = express.adapters.hit(run)
+        if run.held is not None:
+            self._name = name = (
+                run.held.engine_name if run.adapted is None else express.adapters.hit(run)
+            )
             self._how = "hit" if name else ""
-            self._name = name
         replica = run.replica
         endpoint = replica.endpoint
         assert endpoint is not None, "routable replicas have an endpoint"
@@ -236,7 +244,11 @@ class Errand:
         self._connection = connection = kept[0]
         body = self._body
         if asked != name:
-            body = replace_named_model(body, msgspec.json.encode(name))
+            renaming = lane.renamings.get(asked)
+            if renaming is None or renaming.own != name:
+                renaming = lane.renames(asked, name)
+            self._renaming = renaming
+            body = renaming.onward(body)
         front = lane.fronts.get(replica.id)
         if front is None or front.of is not replica:
             front = self._new_front(replica, kept[1])
@@ -279,8 +291,9 @@ class Errand:
         marks["first_byte"] = marks["last_byte"] = now_s
         onward = onward_lines(headers, sse=False)
         used = tokens_of_whole(body)
-        if self._fields.model != run.model and may_name_model(headers):
-            body = replace_model(body, self._fields.model)
+        renaming = self._renaming
+        if renaming is not None and may_name_model(headers):
+            body = renaming.back(body)
         size = len(body)
         replica = run.replica.id
         id_ = timeline.request_id.encode()
@@ -308,8 +321,7 @@ class Errand:
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
         # Not by what was asked for: an alias may be another adapter's by now.
-        adapted = run.adapted
-        kind = replica, "" if adapted is None else adapted.entry.adapter.name
+        kind = replica, self._adapter()
         plain = lane.plain.get(kind)
         if plain is None and lane.is_used and not express.endings.tells_spans:
             plain = self._new_plain(kind)
@@ -352,13 +364,17 @@ class Errand:
                 path=self._lane.path,
                 how=self._how,
             )
-            if self._model is not None:
-                served.model = self._model.name
+            if self._route is not None:
+                served.model = self._route.model.name
             if self._run is not None:
                 served.replica = self._run.replica.id
-                if self._run.adapted is not None:
-                    served.adapter = self._run.adapted.entry.adapter.name
+                served.adapter = self._adapter()
         return self._served
+
+    def _adapter(self) -> str:
+        """The name of the adapter it is for, empty for none."""
+        entry = None if self._route is None else self._route.adapter
+        return "" if entry is None else entry.adapter.name
 
     # -- a stream ------------------------------------------------------------------------------
 
@@ -562,9 +578,17 @@ class Errand:
     def _to_handler(
         self, exchange: Exchange, answer: "asyncio.Future[EngineResponse] | None"
     ) -> None:
-        run = self._run
+        run, route = self._run, self._route
         if run is not None:
             run.abort = exchange.abort
+            if run.held is not None and run.adapted is None:
+                # A hit until now: whatever becomes of it, the handler sees to its adapter.
+                assert route is not None, "a run is of a route"
+                assert route.adapter is not None, "a pin is an adapter's"
+                seeking = Seeking(self._fields.model, self._timeline.request_id, how="hit")
+                others = len(route.candidates) - 1
+                run.adapted = Adapted(route.adapter, run.held.pin, seeking, others)
+                self._seeking = seeking
         body = self._give_body()
         begun = Begun(
             place=self._lane.place,

@@ -223,7 +223,9 @@ class Gateway:
                 return chosen
             replica, held, adapted = chosen
             why = "adapter"
-        run = Run(route.model.name, replica, abort, held=held, adapted=adapted, why=why, shares=limit > 0)
+        run = Run(
+            route.model.name, replica, abort, held=held, adapted=adapted, why=why, shares=limit > 0
+        )
         self._count(run)
         return run
 

@@ -12,6 +12,7 @@ from gateway.domain.affinity import Affinity
 from gateway.domain.answers import Answer
 from gateway.domain.cards import CardRef
 from gateway.domain.keytable import ANYBODY, Caller
+from gateway.domain.pins import Held
 from gateway.domain.routing import Loss, Why
 from gateway.domain.waitingroom import Waiter
 from schemas.replica import Replica
@@ -22,8 +23,9 @@ class Run:
     """One request at one replica, counted as in use until `Gateway.finish`.
 
     `abort` closes the engine's connection; `lost` says how the log ended it, when it did. `model` is the
-    catalog's; `adapted` is what a request for an adapter of it has there; `why` it was this replica. `shares`: the
-    replica runs only so many at once.
+    catalog's. A request for an adapter of it counts under the pin `held` there; `adapted` is what it takes to have that
+    loaded, None for a hit that nobody need see to. `why` it was this replica. `shares`: the replica runs only so many
+    at once.
     """
 
     model: str
@@ -31,6 +33,7 @@ class Run:
     abort: Callable[[str], None]
     has_byte: bool = False
     lost: Loss | None = None
+    held: Held | None = None
     adapted: Adapted | None = None
     why: Why = "only"
     shares: bool = False

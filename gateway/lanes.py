@@ -12,6 +12,7 @@ from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
 from gateway.domain.http_rules import HeaderList
 from gateway.domain.keytable import Caller
+from gateway.domain.model_rewrite import Renaming
 from gateway.domain.names import Place, place_of
 from gateway.domain.places import RESPONSES
 from gateway.endings import Plain
@@ -22,6 +23,9 @@ from gateway.loadingstream import HEADER as LOADING
 
 _APART: Final = (b"x-request-id", b"traceparent", LOADING)
 """Headers that make a request another than all others of its head; the handler reads them."""
+
+_MOST_RENAMINGS: Final = 64
+"""So many names are kept with a head; a client that asks for more makes them anew."""
 
 NO_LANE: Final = "no lane"
 """In the memo of a head that is the handler's, whoever sends it."""
@@ -42,6 +46,7 @@ class Lane:
         "place",
         "plain",
         "priority",
+        "renamings",
         "session",
         "tied",
     )
@@ -62,6 +67,14 @@ class Lane:
         self.is_used = False
         self.fronts: dict[str, Front] = {}
         self.plain: dict[tuple[str, str], Plain] = {}
+        self.renamings: dict[str, Renaming] = {}
+
+    def renames(self, asked: str, own: str) -> Renaming:
+        """What clients ask for as `asked` is its engine's `own`, until it is another's."""
+        if len(self.renamings) >= _MOST_RENAMINGS:
+            self.renamings.clear()
+        renaming = self.renamings[asked] = Renaming(asked, own)
+        return renaming
 
     def told_id(self, request_id: bytes) -> bytes:
         """The lines that tell it; at Anthropic's paths by their name too, as `Envelope.headers`."""

@@ -81,14 +81,12 @@ def only_holder(
     *,
     pin: str,
     places: Mapping[str, Places],
-    inflight: Mapping[str, int],
     now_s: float,
 ) -> tuple[Replica, Held] | None:
-    """Whom `choose` chooses when one replica alone has the adapter, needs not be asked and is not busy, with our pin
-    there; else None.
+    """Whom `choose` chooses when one replica alone has the adapter and needs not be asked, with our pin there; unless
+    more than `BUSY` requests run there. Else None.
 
-    Nearly every request for an adapter is one of these, so it is worth an answer of its own. `held` are the pins that
-    this gateway has in the candidates.
+    `held` are the pins that this gateway has in the candidates.
     """
     found: tuple[Replica, Held] | None = None
     for replica, known in zip(candidates, held, strict=True):
@@ -96,8 +94,6 @@ def only_holder(
         slot = None if here is None else here.loaded.get(pin)
         if known is not None and known.is_trusted(now_s):
             if found is not None or (slot is not None and slot.leaving):
-                return None
-            if inflight.get(replica.id, 0) > BUSY:
                 return None
             found = replica, known
         elif (slot is not None and not slot.leaving) or (

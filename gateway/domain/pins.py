@@ -56,8 +56,13 @@ class Held:
 
 @dataclass(slots=True)
 class Pins:
-    """Every pin of one gateway, by replica and pin name, and when its last beacons were sent."""
+    """Every pin of one gateway, by replica and pin name, and when its last beacons were sent.
 
+    `changes` is another number whenever what is loaded or asked for may be: what was found among pins before may not
+    be so any more. Uses, and what beacons prove, are not counted.
+    """
+
+    changes: int = 0
     _held: dict[str, dict[str, Held]] = field(default_factory=dict)
     _sent_s: dict[int, float] = field(default_factory=dict)
     _asks: dict[str, int] = field(default_factory=dict)  # open questions by replica
@@ -107,16 +112,19 @@ class Pins:
         """The agent is about to be asked: beacons list the pin from now on."""
         held = self._made(node, replica, pin, now_s)
         held.asks += 1
+        self.changes += 1
         self._asks[replica] = self._asks.get(replica, 0) + 1
         return held
 
     def granted(self, held: Held, engine_name: str, asked_s: float) -> None:
         """The agent said it is loaded, to a question of `asked_s`. Called before `asked`."""
+        self.changes += 1
         held.engine_name = engine_name
         held.proven(asked_s)
 
     def asked(self, held: Held, now_s: float) -> None:
         """The question is over, whatever came of it."""
+        self.changes += 1
         held.asks -= 1
         left = self._asks[held.replica] - 1
         if left:
@@ -130,6 +138,7 @@ class Pins:
 
     def revoke(self, replica: str, pin: str) -> None:
         """It is not loaded there (any more): whoever wants it must ask."""
+        self.changes += 1
         held = self.get(replica, pin)
         if held is not None:
             held.engine_name = ""
@@ -182,12 +191,14 @@ class Pins:
 
     def forget_replica(self, replica: str) -> None:
         """The launch is over, or was parked: nothing is known of what is loaded in it."""
+        self.changes += 1
         for held in self._held.pop(replica, {}).values():
             held.engine_name = ""
             held.proven_s = None
 
     def clear(self) -> None:
         """This gateway leaves."""
+        self.changes += 1
         self._held.clear()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -214,6 +225,7 @@ class Pins:
         of_replica = self._held.get(held.replica)
         if of_replica is None or of_replica.get(held.pin) is not held:
             return
+        self.changes += 1
         del of_replica[held.pin]
         if not of_replica:
             del self._held[held.replica]
