@@ -101,6 +101,7 @@ async def relay(
                 return await _relay_no_stream(client, response, before_first_byte)
         elif model is None:
             if (body := response.take_whole()) is not None:
+                tail.first = body[:KEPT_BYTES]
                 tail.last.append(body)
                 return _relay_whole(client, response, body, headers, before_first_byte)
         elif not response.sse and 0 < response.framing <= MAX_HELD:

@@ -15,6 +15,7 @@ from schemas.key import KeyCreated
 from schemas.model import Scaling
 from schemas.usage import UsageRow
 from tests.support.aio import run, until
+from tests.support.express_yard import ask, body_of, says, scene
 from tests.support.fake_engine import FakeEngine
 from tests.support.gateway_keys import ID, a_key, text_of
 from tests.support.gateway_yard import Yard, memory_yard
@@ -110,6 +111,23 @@ def test_the_usage_of_a_stream_is_read_under_an_alias_and_by_old_clients_too(
             await until(lambda: total(yard, "requests") == 4, "the account")
             assert (total(yard, "prompt_tokens"), total(yard, "completion_tokens")) == (44, 20)
             assert total(yard, "estimated") == 0
+
+    run(story())
+
+
+def test_the_prompt_is_read_of_a_stream_of_known_length_too(tmp_path: Path) -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}}
+    delta = {"type": "message_delta", "usage": {"output_tokens": 5}}
+    body = b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in (start, delta))
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+
+    async def story() -> None:
+        async with scene(tmp_path) as made, connected(made.gateway.port) as peer:
+            made.engine.next.append(says(head % len(body) + body))
+            await peer.send(ask(body_of(stream=True), "/v1/messages"))
+            assert (await peer.message())[1] == body
+            (line,) = await made.until_lines(1)
+            assert (line["prompt_tokens"], line["completion_tokens"]) == (7, 5)
 
     run(story())
 
