@@ -41,8 +41,6 @@ from schemas.replica import Replica
 
 log = logging.getLogger("gateway.endpoints")
 
-_HOW = {how: (b"x-yard-adapter", how.encode()) for how in ("hit", "joined", "loaded", "unpinned")}
-
 MOST_PEEKED = 64 * 1024
 """So much of an engine's 404 is read to know whether it lost the adapter."""
 
@@ -442,11 +440,9 @@ class Inference:
     def _headers(self, run: Run, served: Served) -> tuple[tuple[bytes, bytes], ...]:
         """Ours in an answer that is relayed, which is counted here as a use of its adapter."""
         why = "retried" if served.moves else run.why
-        reasons = reason_headers(run.model, run.replica.id, why)
-        if not served.how:
-            return (_waited(served), *reasons)
-        self._metrics.count_adapter(served.model, served.how)
-        return (_waited(served), *reasons, _HOW[served.how])
+        if served.how:
+            self._metrics.count_adapter(served.model, served.how)
+        return (_waited(served), *reason_headers(run.model, run.replica.id, why, served.how))
 
     def _judge(self, run: Run, exchange: Exchange, *, good: bool) -> None:
         """What the end of a request says of its replica; nothing where the log ended it, or a stall was told already."""

@@ -19,10 +19,9 @@ from gateway.adapters import Adapters
 from gateway.begun import Begun
 from gateway.callers import Callers
 from gateway.domain.admission import Route
-from gateway.domain.affinity import Affinity, by_beginning
 from gateway.domain.answers import Answer
 from gateway.domain.envelopes import envelope
-from gateway.domain.http_rules import HeaderList, Headers
+from gateway.domain.http_rules import Headers
 from gateway.domain.model_rewrite import Renaming
 from gateway.domain.outliers import is_good
 from gateway.domain.reasons import reason_headers
@@ -40,7 +39,7 @@ from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
 from gateway.http.exchange import Exchange
 from gateway.http.messages import JSON_TYPE, Responder
-from gateway.http.outgoing import INLINE_BODY, Front, rendered
+from gateway.http.outgoing import INLINE_BODY, rendered
 from gateway.http.relay import Relay, onward_lines
 from gateway.http.request_head import RequestHead
 from gateway.http.server_protocol import DRAINING, ServerProtocol
@@ -50,17 +49,12 @@ from gateway.limits import Grant, Limits
 from gateway.metrics import Metrics
 from gateway.served import CLIENT_GONE, Served, charge
 from gateway.timeline import Timeline, Timelines
-from schemas.replica import Replica
 
 log = logging.getLogger("gateway.express")
 
 _NONE_TOLD: Final = Tokens()
 
-_MOST_FRONTS: Final = 64
-"""So many replicas' beginnings of a request are kept with a head; a client that asks many models makes them anew."""
-
-_MOST_PLAIN: Final = 256
-"""The same of what is told of answers: by replica and adapter."""
+_NOT_WAITED: Final = (b"x-yard-waited-ms", b"0")
 
 
 class Express:
@@ -218,7 +212,7 @@ class Errand:
         express.timelines.keep(timeline, name)
         run: Run | Answer | Busy | None
         if route.adapter is None:
-            tie = partial(_tie, lane.session, beginning) if lane.tied else None
+            tie = partial(lane.tie, beginning) if lane.tied else None
             run = express.gateway.start(route, self.abort, affinity=tie)
         else:
             run = express.gateway.start_hit(route, self.abort)
@@ -251,21 +245,11 @@ class Errand:
             body = renaming.onward(body)
         front = lane.fronts.get(replica.id)
         if front is None or front.of is not replica:
-            front = self._new_front(replica, kept[1])
+            front = lane.new_front(replica, kept[1], express.engine_key(replica))
         connection.ask(
             self, "POST", front.block(own_lines(timeline.request_id, timeline.trace), body)
         )
         self._written_s = timeline.marks["written_to_engine"] = express.clock.now_s()
-
-    def _new_front(self, replica: Replica, host: bytes) -> Front:
-        lane = self._lane
-        if len(lane.fronts) > _MOST_FRONTS:
-            lane.fronts.clear()
-        key = self._express.engine_key(replica)
-        secret = None if key is None else key.encode("ascii")
-        front = Front(replica, "POST", lane.path, host, secret, lane.onward)
-        lane.fronts[replica.id] = front
-        return front
 
     # -- its end -------------------------------------------------------------------------------
 
@@ -346,12 +330,9 @@ class Errand:
         )
 
     def _new_plain(self, kind: tuple[str, str]) -> Plain:
-        lane = self._lane
-        if len(lane.plain) >= _MOST_PLAIN:
-            lane.plain.clear()
-        plain = lane.plain[kind] = self._express.endings.plain(
-            self._told(), lane.head.path, self._wire.peer, lane.priority
-        )
+        lane, endings = self._lane, self._express.endings
+        plain = endings.plain(self._told(), lane.head.path, self._wire.peer, lane.priority)
+        lane.add_plain(kind, plain)
         return plain
 
     def _told(self) -> Served:
@@ -399,7 +380,7 @@ class Errand:
         served.sse = True
         self._responder = responder = self._new_responder()
         responder.add_own(express.limits.headers(lane.caller))
-        told = _why_headers(run.model, replica, run.why, self._how)
+        told = (_NOT_WAITED, *reason_headers(run.model, replica, run.why, self._how))
         if self._how:
             express.metrics.count_adapter(run.model, self._how)
         name = self._fields.model
@@ -606,18 +587,7 @@ class Errand:
         self._wire.hand_over(self._lane.head, body, self._received_s, begun)
 
 
-def _tie(session: Affinity | None, beginning: msgspec.Raw | None) -> Affinity | None:
-    """What ties a request to a replica, where there is a choice."""
-    return session if beginning is None or session is not None else by_beginning(beginning)
-
-
-def _why_headers(model: str, replica: str, why: Why, how: str) -> HeaderList:
-    """What an answer tells of where it came from, after no wait."""
-    adapter = ((b"x-yard-adapter", how.encode()),) if how else ()
-    return ((b"x-yard-waited-ms", b"0"), *reason_headers(model, replica, why), *adapter)
-
-
 @lru_cache(maxsize=4096)
 def _why_lines(model: str, replica: str, why: Why, how: str) -> bytes:
-    """The same, as lines of a head."""
-    return rendered(_why_headers(model, replica, why, how))
+    """What an answer tells of where it came from, after no wait, as lines of a head."""
+    return rendered((_NOT_WAITED, *reason_headers(model, replica, why, how)))

@@ -6,8 +6,10 @@ Nothing of it outlives the connection whose head it is, and whether its key stil
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from gateway.callers import Callers
-from gateway.domain.affinity import HEADERS, PATHS, by_session
+from gateway.domain.affinity import HEADERS, PATHS, Affinity, by_beginning, by_session
 from gateway.domain.answers import Answer
 from gateway.domain.cors import answer_headers
 from gateway.domain.http_rules import HeaderList
@@ -20,12 +22,19 @@ from gateway.http.outgoing import Front, rendered
 from gateway.http.request_head import RequestHead
 from gateway.intake import json_onward, may_be_json
 from gateway.loadingstream import HEADER as LOADING
+from schemas.replica import Replica
 
 _APART: Final = (b"x-request-id", b"traceparent", LOADING)
 """Headers that make a request another than all others of its head; the handler reads them."""
 
 _MOST_RENAMINGS: Final = 64
 """So many names are kept with a head; a client that asks for more makes them anew."""
+
+_MOST_FRONTS: Final = 64
+"""So many replicas' beginnings of a request; a client that asks many models makes them anew."""
+
+_MOST_PLAIN: Final = 256
+"""The same of what is told of answers: by replica and adapter."""
 
 NO_LANE: Final = "no lane"
 """In the memo of a head that is the handler's, whoever sends it."""
@@ -75,6 +84,27 @@ class Lane:
             self.renamings.clear()
         renaming = self.renamings[asked] = Renaming(asked, own)
         return renaming
+
+    def new_front(self, replica: Replica, host: bytes, key: str | None) -> Front:
+        """How requests to this replica at `host` begin from now on; `key` is what its engine asks for."""
+        if len(self.fronts) >= _MOST_FRONTS:
+            self.fronts.clear()
+        secret = None if key is None else key.encode("ascii")
+        front = Front(replica, "POST", self.path, host, secret, self.onward)
+        self.fronts[replica.id] = front
+        return front
+
+    def add_plain(self, kind: tuple[str, str], plain: Plain) -> None:
+        """Where answers of this kind are added up from now on."""
+        if len(self.plain) >= _MOST_PLAIN:
+            self.plain.clear()
+        self.plain[kind] = plain
+
+    def tie(self, beginning: msgspec.Raw | None) -> Affinity | None:
+        """What ties a request whose conversation begins so to a replica, where there is a choice."""
+        if beginning is None or self.session is not None:
+            return self.session
+        return by_beginning(beginning)
 
     def told_id(self, request_id: bytes) -> bytes:
         """The lines that tell it; at Anthropic's paths by their name too, as `Envelope.headers`."""

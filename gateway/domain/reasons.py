@@ -13,12 +13,15 @@ HeaderPairs = tuple[tuple[bytes, bytes], ...]
 
 
 @lru_cache(maxsize=4096)
-def reason_headers(model: str, replica: str, why: Why) -> HeaderPairs:
-    """`x-yard-model` (the catalog's name), `x-yard-replica` and `x-yard-why`."""
+def reason_headers(model: str, replica: str, why: Why, how: str = "") -> HeaderPairs:
+    """`x-yard-model` (the catalog's name), `x-yard-replica` and `x-yard-why`; `x-yard-adapter` of an answer for one,
+    `how` that came to be there."""
+    adapter = ((b"x-yard-adapter", how.encode("ascii")),) if how else ()
     return (
         (b"x-yard-model", _written(model)),
         (b"x-yard-replica", _written(replica)),
         (b"x-yard-why", why.encode("ascii")),
+        *adapter,
     )
 
 
