@@ -323,6 +323,25 @@ class EngineConnection(asyncio.Protocol):
         self._write_paused = False
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
+        try:
+            self._tell_lost(exc)
+        finally:
+            # Whatever goes wrong with who hears of it: the end of the gateway waits for every connection.
+            self._on_closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _tell_lost(self, exc: Exception | None) -> None:
+        """Tells who asked, or takes the answer, that nothing more comes."""
         self.hand_over()
         response, self._response = self._response, None
         if response is not None:
@@ -335,18 +354,6 @@ class EngineConnection(asyncio.Protocol):
             self._head_waiter.set_exception(error)
             # A request cancelled meanwhile never looks at it.
             self._head_waiter.exception()
-        self._on_closed(self)
-
-    def pause_writing(self) -> None:
-        self._write_paused = True
-
-    def resume_writing(self) -> None:
-        self._write_paused = False
-        waiter, self._drain_waiter = self._drain_waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
         """Parses response heads: 1xx are skipped, the first other one makes the response."""

@@ -3,10 +3,13 @@
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from gateway.domain.tokens import Tail
 from gateway.http.bodies import BodyBudget
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
+from gateway.http.errors import EngineError
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits, ServerLimits
 from gateway.http.messages import Responder
@@ -57,6 +60,16 @@ class Home:
         pass
 
 
+class Failing:
+    """Takes an answer, and cannot cope with its end."""
+
+    def on_block(self, block: bytes) -> None:
+        pass
+
+    def on_gone(self, error: EngineError) -> None:
+        raise RuntimeError("a fault of ours")
+
+
 class Story:
     """An engine's stream on its way to a client, and the two connections it goes over."""
 
@@ -64,7 +77,9 @@ class Story:
         self.client, self.engine = Transport(), Transport()
         self.wire = ServerProtocol(cast(Any, Home()), loop)
         self.wire.connection_made(cast(Any, self.client))
-        self.connection = EngineConnection(loop, ClientLimits(), lambda _: None, lambda _: None)
+        self.closed: list[EngineConnection] = []
+        limits = ClientLimits()
+        self.connection = EngineConnection(loop, limits, lambda _: None, self.closed.append)
         self.connection.connection_made(cast(Any, self.engine))
         answer = self.connection.start(Exchange(), "POST", b"a request", whole=True)
         self.connection.data_received(SSE_HEAD + EVENT)
@@ -81,6 +96,18 @@ def on_a_loop(tell: Any) -> None:
         tell(Story(loop))
     finally:
         loop.close()
+
+
+def test_a_fault_of_who_hears_that_a_connection_ended_does_not_keep_it_among_the_open_ones() -> (
+    None
+):
+    def tell(story: Story) -> None:
+        story.response.consumer = Failing()
+        with pytest.raises(RuntimeError):
+            story.connection.connection_lost(None)
+        assert story.closed == [story.connection]
+
+    on_a_loop(tell)
 
 
 def test_a_client_that_is_slow_halts_its_engine() -> None:
