@@ -79,6 +79,12 @@ class Ledger:
         self._acked = 0
         self._books: dict[str, KeyBook] = {}
         self._unheard: set[str] = set()
+        # What the last beacon said of each key. Of thousands few have changed by the next: those used since, and those of
+        # which time alone changes something, each at most once by the second in which it does.
+        self._listed: dict[str, KeyUse] = {}
+        self._touched: set[str] = set()
+        self._due: dict[int, list[str]] = {}
+        self._is_due: set[str] = set()
         self._peers: dict[str, _Peer] = {}
         self._inherited: dict[str, _Heard] = {}
         self._inflight: dict[str, int] = {}
@@ -99,6 +105,7 @@ class Ledger:
         book = self._books.get(key.id)
         if book is None:
             book = self._books[key.id] = KeyBook()
+        self._touched.add(key.id)
         told = book.admit(key, tokens, int(now_s), gateways=self.gateways, known=self.known)
         if isinstance(told, Refused):
             self.pressed = self.pressed or told.asks
@@ -110,6 +117,7 @@ class Ledger:
     def end(self, key: Key, held: int, used: int, now_s: float) -> None:
         """A request of it ended that held so many tokens and used so many."""
         self._books[key.id].end(held, used, int(now_s))
+        self._touched.add(key.id)
 
     def read(self, key: Key, now_s: float) -> Reading:
         """What is used of its limits."""
@@ -124,12 +132,8 @@ class Ledger:
         """The next beacon; counts up `n`."""
         self._n += 1
         second = int(now_s)
-        keys: dict[str, KeyUse] = {}
-        for id, book in self._books.items():
-            use = book.tell(self._n, second, self._used_by_gone(id, second))
-            if use is not None:
-                keys[id] = use
-                self._unheard.add(id)
+        for id in self._to_tell(second):
+            self._tell(id, second)
         self._seats.tell(self._n, inflight)
         asks, self.pressed = self.pressed, False
         if self.gateways == 1:
@@ -138,12 +142,46 @@ class Ledger:
             gateway=self._gateway,
             incarnation=self._incarnation,
             n=self._n,
-            keys=keys,
+            keys=dict(self._listed),
             inflight=dict(inflight),
             leaving=leaving,
             heard={of: peer.n for of, peer in self._peers.items() if peer.live},
             asks=asks,
         )
+
+    def _to_tell(self, second: int) -> set[str]:
+        """Keys of which this beacon may say something else than the last: used since, or changed by time, or used by a
+        gateway that has ended, of which every beacon says what is of the last minute."""
+        ids, self._touched = self._touched, set()
+        for due in [s for s in self._due if s <= second]:
+            changed = self._due.pop(due)
+            self._is_due.difference_update(changed)
+            ids.update(changed)
+        for id, used in list(self._inherited.items()):
+            ids.add(id)
+            if used.totals(second) == (0, 0):
+                del self._inherited[id]
+        for peer in self._peers.values():
+            if not peer.live:
+                ids.update(peer.used)
+        return ids
+
+    def _tell(self, id: str, second: int) -> None:
+        """Puts into `_listed` what there is to say of a key now."""
+        book = self._books.get(id)
+        gone = (0, 0) if book is None else self._used_by_gone(id, second)
+        use = None if book is None else book.tell(self._n, second, gone)
+        if book is None or use is None:
+            self._listed.pop(id, None)
+            return
+        self._listed[id] = use
+        if book.is_unheard:
+            self._unheard.add(id)
+        if id not in self._is_due:
+            in_s = book.tells_anew_s()
+            if in_s is not None:
+                self._is_due.add(id)
+                self._due.setdefault(second + in_s, []).append(id)
 
     def hear(self, beacon: LimitsBeacon, now_s: float) -> bool:
         """Takes in another gateway's beacon; True: it waits for the next of ours.
@@ -169,14 +207,17 @@ class Ledger:
         back = not peer.live
         if back:
             peer.live, peer.acked, peer.knows = True, self._n, False
+            self._touched.update(peer.used)  # They are not what somebody used who has ended.
         peer.n = beacon.n
         peer.heard_s = now_s
         second = int(now_s)
         for id, use in beacon.keys.items():  # 3
+            before = peer.keys.get(id)
+            if before == use and not back:
+                continue  # It says what it said before.
             book = self._books.get(id)
             if book is None:
                 book = self._books[id] = KeyBook()
-            before = peer.keys.get(id)
             requests, tokens = use.recent_requests, use.recent_tokens
             if before is not None:
                 requests = min(requests, use.requests - before.requests)
@@ -200,7 +241,9 @@ class Ledger:
                 if not back:
                     self._take_back(id, use)
                 # Its sums are still the base of what it tells next.
-                keys[id] = KeyUse(requests=use.requests, tokens=use.tokens, running=0)
+                if use.running or use.held:
+                    use = KeyUse(requests=use.requests, tokens=use.tokens, running=0)
+                keys[id] = use
         peer.keys = keys
         peer.inflight = beacon.inflight
         acked = beacon.heard.get(self._incarnation)  # 4
@@ -227,6 +270,7 @@ class Ledger:
                 self._gone(peer)
             if silent_s > FORGOTTEN_AFTER_S:
                 del self._peers[of]
+                self._touched.update(peer.used)
         self._count()
 
     def forget(self, known: Container[str], now_s: float) -> None:
@@ -237,6 +281,8 @@ class Ledger:
                 book.read(second)
                 if not book.is_used:
                     del self._books[id]
+                    self._listed.pop(id, None)
+                    self._is_due.discard(id)
                     self._unheard.discard(id)
                     self._inherited.pop(id, None)
 

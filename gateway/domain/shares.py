@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.domain.ratelimits import NOT_YET_S, Reading, Refused, What, Window
+from gateway.domain.ratelimits import NOT_YET_S, SPAN_S, Reading, Refused, What, Window
 from schemas.beacons import KeyUse
 from schemas.key import Key
 
@@ -204,6 +204,20 @@ class KeyBook:
             gone_requests=gone[0],
             gone_tokens=gone[1],
         )
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether something that was told may not have been heard by everybody."""
+        return len(self._told) > 1
+
+    def tells_anew_s(self) -> int | None:
+        """In how many seconds, from the last `tell`, it would tell something else though nothing is used: what was used
+        leaves the last minute, or it is not listed any more. None: not by time alone."""
+        found = [w.frees_s(1) for w in (self._own_requests, self._own_tokens) if w.total]
+        if not self.running:
+            found.append(self.used_second + LISTED_S + 1 - self._second)
+        # What is used from now on leaves in so many seconds at the soonest: no use makes the answer too late.
+        return max(1, min(*found, SPAN_S + 1)) if found else None
 
     def heard_by_all(self, n: int) -> bool:
         """Everybody has heard beacon `n`, or a later one; True: nothing that was told is unheard any more."""

@@ -1,7 +1,12 @@
 """How gateways share a key's limits, step by step."""
 
+from typing import Any
+
+import pytest
+
 from gateway.domain.ledger import Ledger
 from gateway.domain.ratelimits import Refused
+from gateway.domain.shares import KeyBook
 from schemas.beacons import LimitsBeacon
 from schemas.key import Key
 from tests.support.gateway_keys import a_key
@@ -242,6 +247,38 @@ def test_a_limit_of_requests_at_once_asks_the_others_before_long() -> None:
     assert one.hear(asking, 100.2), "whoever is asked tells at once"
     other.hear(one.tell(100.2, {}), 100.2)
     assert other.admit(key, 0, 100.2) == 0
+
+
+def test_of_thousands_of_keys_only_those_are_looked_at_that_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = two()
+    keys = [a_key(id=f"{n:012d}", rpm=10) for n in range(3000)]
+    for key in keys:
+        one.admit(key, 0, 100.0)
+        one.end(key, 0, 0, 100.0)
+    other.hear(one.tell(100.0, {}), 100.0)
+    looked: list[str] = []
+    for name in ("tell", "hear", "heard_by_all"):
+        plain = getattr(KeyBook, name)
+
+        def counted(self: KeyBook, *given: object, name: str = name, plain: Any = plain) -> Any:
+            looked.append(name)
+            return plain(self, *given)
+
+        monkeypatch.setattr(KeyBook, name, counted)
+    one.hear(other.tell(100.5, {}), 100.5)  # It has heard of all of them.
+    looked.clear()
+    admitted(one, keys[7], 1, 101.0)
+    beacon = one.tell(101.0, {})
+    assert (len(beacon.keys), beacon.keys[keys[7].id].requests) == (3000, 2)
+    other.hear(beacon, 101.0)
+    one.hear(other.tell(101.0, {}), 101.0)
+    assert sorted(looked) == ["hear", "heard_by_all", "tell"]
+    # And time alone changes all of them at once: they are of the last minute no more.
+    assert not any(
+        use.recent_requests for use in one.tell(161.0, {}).keys.values() if use.requests == 1
+    )
 
 
 def test_beacons_say_what_they_must_and_no_more() -> None:
