@@ -4,6 +4,7 @@ It holds what this gateway knows of adapters beside the table: its pins, and whi
 and without I/O, like the gateway it belongs to: agents are asked by gateway/adapters.py, where policy is not.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -16,6 +17,7 @@ from gateway.domain.adaptertable import AdapterEntry, AdapterTable, Places
 from gateway.domain.admission import Route
 from gateway.domain.answers import Answer
 from gateway.domain.pins import Held, Pins
+from schemas.adapterasks import EnsureAnswer
 from schemas.adapternames import engine_name
 from schemas.replica import Replica
 from schemas.slots import BadAdapter
@@ -69,12 +71,14 @@ class Seeking:
 
 @dataclass(slots=True)
 class Adapted:
-    """What a run for an adapter needs to have it loaded. `others`: how many more replicas may be tried."""
+    """What a run for an adapter needs to have it loaded. `others`: how many more replicas may be tried. `ahead`: its
+    agent was asked before anybody waits for the answer; whether for this request first, and what will come."""
 
     entry: AdapterEntry
     pin: str
     seeking: Seeking
     others: int
+    ahead: "tuple[bool, asyncio.Future[EnsureAnswer | None]] | None" = None
 
     def known_name(self, held: Held, places: Places | None) -> str:
         """What its engine is known to serve it under, by the log or by its agent's last word; empty: it is not."""

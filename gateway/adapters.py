@@ -72,6 +72,12 @@ class _Question:
         self.asked_s = asked_s
         self.waiters: list[asyncio.Future[EnsureAnswer | None]] = []
 
+    def waiter(self) -> "asyncio.Future[EnsureAnswer | None]":
+        """For one more who waits."""
+        waiter: asyncio.Future[EnsureAnswer | None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
     def answered(self, answer: EnsureAnswer | None) -> None:
         for waiter in self.waiters:
             if not waiter.done():
@@ -119,6 +125,16 @@ class Adapters:
         seeking.how = "hit"
         return held.engine_name
 
+    def ask_ahead(self, run: Run) -> None:
+        """Asks what `secure` is going to wait for, where it will: the answer travels while the request is handed over."""
+        adapted = run.adapted
+        assert adapted is not None, "only a run for an adapter needs one"
+        if self._dismissed or not self._can_ask(run.replica):
+            return
+        adapted.seeking.asked_s[run.replica.id] = self._gateway.clock.now_s()
+        is_mine, question = self._question(run.replica, adapted, "")
+        adapted.ahead = is_mine, question.waiter()
+
     async def secure(self, run: Run, exchange: Exchange, *, gone: str = "") -> str:
         """The engine-side name under which the run's adapter is loaded in its replica.
 
@@ -134,7 +150,7 @@ class Adapters:
         assert held is not None, "it counts under a pin"
         gateway = self._gateway
         seeking = adapted.seeking
-        if not gone and held.is_trusted(gateway.clock.now_s()):  # 1
+        if not gone and adapted.ahead is None and held.is_trusted(gateway.clock.now_s()):  # 1
             seeking.how = "hit"
             return held.engine_name
         if gone:
@@ -194,9 +210,13 @@ class Adapters:
         clock = gateway.clock
         seeking = adapted.seeking
         replica = run.replica
-        is_mine, question = self._question(replica, adapted, gone)
+        ahead, adapted.ahead = adapted.ahead, None
+        if ahead is None:
+            is_mine, question = self._question(replica, adapted, gone)
+            ahead = is_mine, question.waiter()
+        is_mine, waiter = ahead
         began_s = clock.now_s()
-        answer = await self._answer(question, exchange)
+        answer = await self._wait(waiter, exchange)
         now_s = clock.now_s()
         if answer is None:
             if not gone and (name := self._unpinned(run, adapted)):
@@ -346,15 +366,6 @@ class Adapters:
             gateway.pins.asked(held, gateway.clock.now_s())
             question.answered(answer)
             self._metrics.adapter_asks.labels("silent" if answer is None else answer.status).inc()
-
-    async def _answer(self, question: _Question, exchange: Exchange) -> EnsureAnswer | None:
-        """What the agent said; None: nothing. Raises EngineGone, Refused."""
-        waiter: asyncio.Future[EnsureAnswer | None] = asyncio.get_running_loop().create_future()
-        question.waiters.append(waiter)
-        try:
-            return await self._wait(waiter, exchange)
-        finally:
-            question.waiters.remove(waiter)
 
     async def _step_back(self, run: Run, pin: str, exchange: Exchange) -> None:
         """Pauses without a pin: what a person has unloaded leaves once nobody counts on it, and whoever waits for

@@ -228,6 +228,8 @@ class Errand:
                 run.held.engine_name if run.adapted is None else express.adapters.hit(run)
             )
             self._how = "hit" if name else ""
+            if not name:
+                express.adapters.ask_ahead(run)
         replica = run.replica
         endpoint = replica.endpoint
         assert endpoint is not None, "routable replicas have an endpoint"

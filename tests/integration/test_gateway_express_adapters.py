@@ -81,3 +81,42 @@ def test_an_answer_that_is_there_is_asked_for_once_whatever_became_of_its_pin(
             nothing_left(gateway)
 
     run(story())
+
+
+def test_what_is_asked_ahead_is_asked_once_and_told_of_whom_it_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    """One client of three leaves before the answer is there; the load is the first one's all the same."""
+
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            ways = watch(gateway)
+            made.gate.clear()
+            async with connected(gateway.port) as first, connected(gateway.port) as other:
+                await first.send(ask(body_of("poet")))
+                await made.until_asked(1)
+                await other.send(ask(body_of("poet")))
+                async with connected(gateway.port) as gone:
+                    await gone.send(ask(body_of("poet")))
+                    await until(
+                        lambda: gateway.gateway.usage.by_replica == {"r-1": 3}, "all to wait"
+                    )
+                await until(
+                    lambda: gateway.gateway.usage.by_replica == {"r-1": 2}, "one to be gone"
+                )
+                made.gate.set()
+                hows = []
+                for peer in (first, other):
+                    head, _ = await peer.message()
+                    assert status_of(head) == 200
+                    hows.append(fields_of(head)["x-yard-adapter"])
+                assert hows == ["loaded", "joined"]
+                assert await said(other, "poet") == POET
+            assert len(made.asks) == 1
+            assert len(made.loads) == 1
+            assert ways.all == (4, 0, 3)
+            nothing_left(gateway)
+
+    run(story())
