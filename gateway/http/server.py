@@ -136,6 +136,9 @@ class Server:
     def opened(self, connection: ServerProtocol) -> None:
         """A client connected."""
         self.connections.add(connection)
+        if self._empty is not None:
+            # Accepted in the moment the port was closed.
+            connection.close_when_idle()
         if 0 < self._most < len(self.connections):
             self._make_room(connection)
 
@@ -166,7 +169,9 @@ class Server:
             self._server.close()
 
     async def _emptied(self, timeout_s: float) -> None:
-        """Waits until every connection has ended by itself, at most so long."""
+        """Waits until every connection has ended by itself, at most so long; idle ones do at once."""
+        for connection in list(self.connections):
+            connection.close_when_idle()
         if self.connections:
             self._empty = self._loop.create_future()
             await asyncio.wait((self._empty,), timeout=timeout_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import cast
 
 import httpx
@@ -526,6 +527,32 @@ def test_drain_lets_a_slow_client_take_the_rest_of_its_answer(loop: str) -> None
             cast(asyncio.Transport, client.writer.transport).resume_reading()
             assert (await client.message())[1] == answer
             assert await draining == 0
+
+    run_on(loop, story())
+
+
+def test_drain_does_not_wait_for_a_client_that_came_in_the_last_moment(loop: str) -> None:
+    """Accepted when the port was open, and told of later."""
+
+    async def huge(_: Request, responder: Responder) -> None:
+        responder.send_now(200, [], b"x" * (16 << 20))
+
+    async def story() -> None:
+        async with listening(huge) as server, connected(server.port) as client:
+            cast(asyncio.Transport, client.writer.transport).pause_reading()
+            await client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            (wire,) = await until_one(server)
+            await until(lambda: wire._write_paused, "the answer")  # pyright: ignore[reportPrivateUsage]
+            draining = asyncio.create_task(server.drain(60))
+            await until(lambda: server.draining, "the drain")
+            running = asyncio.get_running_loop()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                late = ServerProtocol(server, running)
+                await running.connect_accepted_socket(lambda: late, ours)
+                cast(asyncio.Transport, client.writer.transport).resume_reading()
+                await client.message()
+                assert await asyncio.wait_for(draining, 10) == 0
 
     run_on(loop, story())
 
