@@ -3,7 +3,8 @@
 All of it only reads: no scrape, probe or listing starts a model, wakes one or counts as a use.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from urllib.parse import parse_qs
 
 import msgspec
@@ -29,6 +30,9 @@ from gateway.timeline import Timelines, shown
 from schemas.cardnames import ANY_SCOPE
 
 JSON = (b"content-type", b"application/json")
+
+WHOLE_BYTES = 256 * 1024
+"""A page of numbers up to this size is one answer with a length."""
 
 
 class Admin:
@@ -56,8 +60,7 @@ class Admin:
             case "readyz":
                 return await self._readyz(respond)
             case "metrics":
-                page = await (self.metrics_page or self._metrics.page)()
-                await respond.send(200, ((b"content-type", CONTENT_TYPE),), page)
+                await self._numbers(respond)
                 return 200
             case "openapi":
                 await respond.send(200, (JSON,), description.page())
@@ -86,6 +89,27 @@ class Admin:
                 )
             case "not_found" | "inference":
                 return answer("not_found", f"There is nothing at {request.path}{_meant(request)}")
+
+    async def _numbers(self, respond: Responder) -> None:
+        """The page for Prometheus; a large one goes out while it is written: it is never held, nor copied, as a whole."""
+        headers = ((b"content-type", CONTENT_TYPE),)
+        page = self.metrics_page
+        pieces = self._metrics.pieces() if page is None else _sliced(await page())
+        first: list[bytes] = []
+        size = 0
+        async for piece in pieces:
+            if respond.started:
+                await respond.write(piece)
+                continue
+            first.append(piece)
+            size += len(piece)
+            if size > WHOLE_BYTES:
+                await respond.send_head(200, headers)
+                await respond.write(b"".join(first))
+        if respond.started:
+            await respond.finish()
+        else:
+            await respond.send(200, headers, b"".join(first))
 
     async def _readyz(self, respond: Responder) -> int:
         gateway = self._gateway
@@ -247,6 +271,13 @@ class Admin:
                 "Replicas that did not answer this gateway as they should.", len(gateway.ejections)
             ),
         }
+
+
+async def _sliced(page: bytes) -> AsyncIterator[bytes]:
+    """A page that is there already, with others' turns between its pieces."""
+    for begin in range(0, len(page), WHOLE_BYTES):
+        yield page[begin : begin + WHOLE_BYTES]
+        await asyncio.sleep(0)
 
 
 def _meant(request: Request) -> str:

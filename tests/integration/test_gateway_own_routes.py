@@ -154,6 +154,30 @@ def test_inv_10_scrapes_and_listings_start_nothing_and_are_no_use(tmp_path: Path
     run(story())
 
 
+def test_a_large_page_of_numbers_goes_out_as_it_is_written(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard:
+            gateway = await yard.gateway()
+            async with yard.client(gateway) as client:
+                small = await client.get("/metrics")
+                assert int(small.headers["content-length"]) == len(small.content)
+                for n in range(500):
+                    gateway.metrics.of_requests.count(
+                        f"m-{n}", "ok", "", duration_s=0.1, first_s=0.1, tokens=None
+                    )
+                large = await client.get("/metrics")
+                assert large.headers["transfer-encoding"] == "chunked"
+                assert large.text.endswith("\n")
+                told = [line for line in large.text.splitlines() if 'model="m-' in line]
+                assert len(told) > 500 * 15
+                whole = gateway.metrics.render().decode().splitlines()
+                assert told == [line for line in whole if 'model="m-' in line]
+                assert (await client.head("/metrics")).content == b""
+                assert (await client.get("/healthz")).status_code == 200
+
+    run(story())
+
+
 def test_scn_a12_probes_every_moment_leave_the_idle_clock_alone(tmp_path: Path) -> None:
     async def story() -> None:
         async with memory_yard(tmp_path) as yard:
