@@ -154,6 +154,8 @@ class Adapters:
             seeking.how = "hit"
             return held.engine_name
         if gone:
+            # What was asked ahead is another question.
+            adapted.ahead = None
             gateway.pins.revoke(run.replica.id, adapted.pin)
             if not self._can_ask(run.replica):
                 self.give_up_on(run, "its engine does not have it, and its agent cannot be asked")

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+from gateway.adapterdesk import Seeking
+from gateway.domain.admission import Route
+from gateway.gateway import Run
+from gateway.http.exchange import Exchange
 from schemas.adapternames import engine_name, pin_name
 from tests.support.aio import run, until
-from tests.support.express_yard import ask, body_of, fields_of, status_of, watch
+from tests.support.express_yard import CHAT, ask, body_of, fields_of, status_of, watch
 from tests.support.gateway_agent import a_yard_with, agent, nothing_left
 from tests.support.gateway_agent import refused as refusing
 from tests.support.gateway_world import an_adapter
@@ -117,6 +121,33 @@ def test_what_is_asked_ahead_is_asked_once_and_told_of_whom_it_was_asked_for(
             assert len(made.asks) == 1
             assert len(made.loads) == 1
             assert ways.all == (4, 0, 3)
+            nothing_left(gateway)
+
+    run(story())
+
+
+def test_what_was_asked_ahead_does_not_answer_another_question(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            state, adapters = gateway.gateway, gateway.adapters
+            async with connected(gateway.port) as peer:
+                assert await said(peer, "poet") == POET
+            await until(lambda: state.desk.pins.trusted(state.clock.now_s()) == 1, "a pin")
+            state.pins.revoke("r-1", pin_name("poet", an_adapter().version))
+            route = state.admit("poet", CHAT, accepted=True)
+            assert isinstance(route, Route)
+            run_ = state.start(route, lambda _: None, Seeking("poet"))
+            assert isinstance(run_, Run)
+            adapters.ask_ahead(run_)
+            # Its agent is silent for a moment, so it goes out by what the log says; and its engine has lost it.
+            state.desk.unheard("n1", 2.0)
+            assert await adapters.secure(run_, Exchange()) == POET
+            state.desk.heard("n1")
+            assert await adapters.secure(run_, Exchange(), gone=POET) == POET
+            assert [one.gone for one in made.asks] == ["", "", POET]
+            state.finish(run_, used=False)
             nothing_left(gateway)
 
     run(story())
