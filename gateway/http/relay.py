@@ -305,7 +305,12 @@ class Relay:
                 waiter.set_result(None)
 
         if not self.begin(wake):
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                # A client that leaves behind the end, before this woke, was answered all the same.
+                if self.outcome is None:
+                    raise
         if self.failure is not None:
             raise self.failure
         assert self.outcome is not None

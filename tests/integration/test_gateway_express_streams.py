@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.http.relay import Relay
 from schemas.replica import ReplicaPhase
 from tests.support.aio import run, until
 from tests.support.express_yard import (
@@ -68,6 +69,31 @@ def test_a_client_that_leaves_a_stream_ends_it_at_the_engine(tmp_path: Path, how
             assert line["first_ms"] >= 0
             assert made.ways.all == (1, 0, 0)
             await free_again(made)
+
+    run(story())
+
+
+@pytest.mark.parametrize("express", [True, False], ids=["express", "handler"])
+def test_a_client_that_has_all_of_a_stream_may_leave_before_anybody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, express=express) as made:
+            made.engine.next.append(says(SSE_HEAD, EVENT, LAST))
+            settle = Relay._settle  # pyright: ignore[reportPrivateUsage]
+
+            def settled(relay: Relay, *, complete: bool, reason: str) -> None:
+                settle(relay, complete=complete, reason=reason)
+                for connection in list(made.gateway.server.connections):
+                    connection.eof_received()
+
+            async with connected(made.gateway.port) as peer:
+                await peer.send(ask(body_of(stream=True)))
+                monkeypatch.setattr(Relay, "_settle", settled)
+                assert (await peer.message())[1] == b'data: {"model":"m"}\n\ndata: [DONE]\n\n'
+            (line,) = await made.until_lines(1)
+            assert (line["status"], line["code"], line["complete"]) == (200, "ok", True)
+            await made.quiet()
 
     run(story())
 
