@@ -258,7 +258,7 @@ def test_successors_that_hang_and_do_not_serve_are_killed(
                 (tmp_path / f"gw.{number} waits").touch()
                 (tmp_path / f"gw.{number} stays").touch()
             scene.crew.succeed()
-            await scene.until_said("gw.3 term", "gw.4 term")
+            await until(lambda: len(scene.crew._all) == 4, "the new ones")
             await until(
                 lambda: {w.number for w in scene.crew._all} == {1, 2}, "the new to be gone", 20.0
             )
