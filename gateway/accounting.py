@@ -62,11 +62,16 @@ class Accounting:
 
     async def run(self) -> None:
         """Tells it until cancelled; what the log does not take is tried again, less and less often."""
-        pause_s = EVERY_S
+        left_s = pause_s = EVERY_S
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(EVERY_S)
+            left_s -= EVERY_S
+            if left_s > 0:
+                # What was used is added up meanwhile: it may be of another day, or of connections that are gone.
+                self.before_telling()
+                continue
             refused = not await self._tell() and self._events.connected
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if refused else EVERY_S
+            left_s = pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if refused else EVERY_S
 
     async def close(self) -> None:
         """Tells the rest, unless that takes too long."""
