@@ -48,32 +48,26 @@ class Timelines:
     def __init__(self, per_model: int = 64) -> None:
         self._per_model = per_model
         self._by_model: dict[str, deque[Timeline]] = {}
-        self._by_id: dict[str, Timeline] = {}
 
     def keep(self, timeline: Timeline, model: str) -> None:
         """From now on the timeline can be found, until `per_model` later ones of the model came."""
         timeline.model = model
         of_model = self._by_model.get(model)
         if of_model is None:
-            of_model = self._by_model[model] = deque()
+            of_model = self._by_model[model] = deque(maxlen=self._per_model)
         of_model.append(timeline)
-        self._by_id[timeline.request_id] = timeline
-        if len(of_model) > self._per_model:
-            oldest = of_model.popleft()
-            if self._by_id.get(oldest.request_id) is oldest:
-                del self._by_id[oldest.request_id]
 
     def find(self, request_id: str) -> Timeline | None:
-        return self._by_id.get(request_id)
+        """The latest with this id. It looks at all of them: every request keeps one, and hardly any is looked for."""
+        found = [t for kept in self._by_model.values() for t in kept if t.request_id == request_id]
+        return max(found, key=lambda t: t.marks["received"], default=None)
 
     def forget_model(self, model: str) -> None:
         """The catalog has it no more: bounded by the catalog, not by its history."""
-        for timeline in self._by_model.pop(model, ()):
-            if self._by_id.get(timeline.request_id) is timeline:
-                del self._by_id[timeline.request_id]
+        self._by_model.pop(model, None)
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return sum(map(len, self._by_model.values()))
 
 
 def shown(timeline: Timeline, clock: Clock) -> dict[str, object]:

@@ -129,12 +129,12 @@ def model_missing(why: str) -> FieldsProblem:
 
 def _most_tokens(fields: _Fields) -> int | None:
     """The most tokens asked for, by whichever name; what is no plain number asks for none."""
-    if (
-        fields.max_tokens is UNSET
-        and fields.max_completion_tokens is UNSET
-        and fields.max_output_tokens is UNSET
-    ):
-        return None
+    if fields.max_completion_tokens is UNSET and fields.max_output_tokens is UNSET:
+        first = fields.max_tokens
+        if first is UNSET:
+            return None
+        text = bytes(first)
+        return int(text) if text.isdigit() and len(text) < _DIGITS else None
     most: int | None = None
     for given in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
         if given is not UNSET:

@@ -26,6 +26,8 @@ _TRIES: Final = 8
 _CHUNK: Final = re.compile(rb"\r\n[0-9a-fA-F]{1,8}(?:;[^\r\n]*)?\r\n")
 _OBJECT: Final = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 _USAGE: Final = b'"usage"'
+_USAGE_SIZE: Final = len(_USAGE)
+_COLONS: Final = (b":", b": ")
 _TIMINGS: Final = b'"timings"'
 _DONE: Final = b"[DONE]"
 
@@ -135,6 +137,31 @@ def read_tokens(tail: Tail, *, path: str, sse: bool) -> Tokens | None:
 
 def tokens_of_whole(body: bytes) -> Tokens | None:
     """What an answer told that is one JSON document, as `read_tokens` reads it."""
+    # First what nearly all tell: OpenAI's names, and no object in it.
+    at = body.rfind(_USAGE)
+    if at >= 0:
+        colon, brace, rest = body[at + _USAGE_SIZE :].partition(b"{")
+        told, end, _ = rest.partition(b"}")
+        if brace and end and colon in _COLONS and not told.partition(b"{")[1]:
+            try:
+                usage = _usage.decode(b"{%b}" % told)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return _told_anyhow(body)
+            prompt, completion = usage.prompt_tokens, usage.completion_tokens
+            if (
+                prompt is not None
+                and completion is not None
+                and usage.input_tokens is None
+                and usage.output_tokens is None
+                and 0 <= prompt < _MOST
+                and 0 <= completion < _MOST
+            ):
+                return Tokens(prompt=prompt, completion=completion)
+    return _told_anyhow(body)
+
+
+def _told_anyhow(body: bytes) -> Tokens | None:
+    """The same of any answer."""
     usage = _last_usage(body)
     if usage is None:
         return _last_timings(body)
