@@ -43,10 +43,10 @@ from gateway.gateway import Gateway
 from gateway.handler import RequestHandler, request_ids
 from gateway.http.bodies import BodyBudget
 from gateway.http.client import EngineClient
+from gateway.http.errands import Take
 from gateway.http.exchange import Exchange
 from gateway.http.limits import ClientLimits, ServerLimits
 from gateway.http.server import Server, serve
-from gateway.http.server_protocol import Take
 from gateway.keys import engine_keys
 from gateway.limits import Limits
 from gateway.limitsbeacon import LimitsBeacons

@@ -37,12 +37,13 @@ from gateway.http.bodies import BodyBudget
 from gateway.http.client import EngineClient
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
+from gateway.http.errands import ErrandWire
 from gateway.http.exchange import Exchange
-from gateway.http.messages import JSON_TYPE, Responder
+from gateway.http.messages import Responder
 from gateway.http.outgoing import INLINE_BODY, rendered
 from gateway.http.relay import Relay, onward_lines
 from gateway.http.request_head import RequestHead
-from gateway.http.server_protocol import DRAINING, ServerProtocol
+from gateway.http.unhandled import DRAINING, answer_at_once
 from gateway.inhand import Run
 from gateway.lanes import NO_LANE, Lane, lane_of
 from gateway.limits import Grant, Limits
@@ -92,7 +93,7 @@ class Express:
         self.new_request_id = new_request_id
         self.random_bits = random_bits
 
-    def take(self, wire: ServerProtocol, head: RequestHead, body: bytes, received_s: float) -> bool:
+    def take(self, wire: ErrandWire, head: RequestHead, body: bytes, received_s: float) -> bool:
         """Takes a request that came whole, if it is a plain one that can go out now; else nothing has happened.
 
         1. its head asks for nothing else, and it may come in
@@ -173,7 +174,7 @@ class Errand:
     def __init__(
         self,
         express: Express,
-        wire: ServerProtocol,
+        wire: ErrandWire,
         lane: Lane,
         body: bytes,
         fields: RequestFields,
@@ -476,9 +477,7 @@ class Errand:
         """This gateway ends: its client is told so where its stream had only been promised by the engine."""
         responder, is_told = self._responder, False
         if responder is not None and not responder.started:
-            status, code, message = DRAINING
-            body = responder.envelope.body(status, code, message)
-            responder.send_now(status, [JSON_TYPE], body)
+            answer_at_once(responder, *DRAINING)
             is_told = True
         self.left()
         return is_told

@@ -14,9 +14,10 @@ from email.utils import formatdate
 from typing import Final
 
 from gateway.http.bodies import BodyBudget
+from gateway.http.errands import Take, take_none
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import Handler
-from gateway.http.server_protocol import ServerProtocol, Take, take_none
+from gateway.http.server_protocol import ServerProtocol
 from schemas.settings import MIB
 
 log = logging.getLogger(__name__)

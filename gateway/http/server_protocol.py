@@ -1,25 +1,32 @@
-"""One client connection: reads request heads and bodies, runs the handler, one request at a time.
+"""Serves one client connection: one request at a time, by the handler or as an errand.
 
 It refuses what could be read in two ways and then closes, because everything behind it on the
 connection would be guesswork. It knows no path and no model.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
-from gateway.domain import error_bodies
 from gateway.domain.http_rules import CHUNKED
-from gateway.domain.known_heads import KnownHead, known_head
 from gateway.http.arriving import Arriving
-from gateway.http.bodies import Body, BodyBudget
+from gateway.http.bodies import Body
 from gateway.http.engine_response import EngineResponse
+from gateway.http.errands import Errand
 from gateway.http.errors import ClientGone, RequestError
-from gateway.http.limits import ServerLimits
-from gateway.http.messages import JSON_TYPE, Begun, Handler, Request, Responder
-from gateway.http.request_head import RequestHead, read_request_head
+from gateway.http.heads import Heads
+from gateway.http.home import Home
+from gateway.http.messages import Begun, Request, Responder
+from gateway.http.request_head import RequestHead
+from gateway.http.unhandled import (
+    DRAINING,
+    FAILED,
+    NOTHING,
+    Unhandled,
+    answer_at_once,
+    answer_problem,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,51 +36,6 @@ PIPELINE_BYTES: Final = 64 * 1024
 SLICE: Final = 16 * 1024
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-DRAINING: Final = (503, "draining", "This gateway is shutting down; try again.")
-"""What is answered to a request that a gateway's end cuts: status, code and sentence."""
-
-
-class Errand(Protocol):
-    """A request that is served without a handler's task, as long as nothing needs one."""
-
-    def left(self) -> None:
-        """The client is gone: ends it."""
-        ...
-
-    def hand_over(self) -> bool:
-        """The handler shall go on with it: calls `ServerProtocol.hand_over`. False: its answer has begun."""
-        ...
-
-    def dismiss(self) -> bool:
-        """The gateway ends, and so does this; whether its client was told so, of whose answer nothing was written."""
-        ...
-
-
-class Home(Protocol):
-    """What a connection needs of its server. `take` begins an errand (`ServerProtocol.run`) of a request that came
-    whole, or leaves it to the handler (False)."""
-
-    limits: ServerLimits
-    handler: Handler
-    take: "Take"
-    budget: BodyBudget
-    draining: bool
-    date: bytes
-
-    def opened(self, connection: "ServerProtocol") -> None: ...
-    def closed(self, connection: "ServerProtocol") -> None: ...
-    def begun(self) -> None: ...
-    def done(self) -> None: ...
-
-
-Take = Callable[["ServerProtocol", RequestHead, bytes, float], bool]
-"""Of a head, its whole body, and `loop.time()` when they were there."""
-
-
-def take_none(wire: "ServerProtocol", head: RequestHead, body: bytes, received_at: float) -> bool:
-    """Leaves everything to the handler."""
-    return False
 
 
 class ServerProtocol(asyncio.Protocol):
@@ -91,19 +53,14 @@ class ServerProtocol(asyncio.Protocol):
         "_given_up",
         "_gone",
         "_handler_began",
-        "_head",
+        "_heads",
         "_home",
         "_keep_alive",
-        "_known",
-        "_latest",
-        "_latest_length",
         "_limits",
-        "_parsed",
         "_paused",
         "_pending",
         "_request",
         "_responder",
-        "_searched",
         "_task",
         "_transport",
         "_why",
@@ -113,15 +70,14 @@ class ServerProtocol(asyncio.Protocol):
         "peer",
     )
 
-    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, home: Home["ServerProtocol"], loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._home = home
         self._limits = home.limits
         self._transport: asyncio.Transport | None = None
         self.peer = ""
         """The client's address."""
-        self._head = bytearray()  # an unfinished head
-        self._searched = 0
+        self._heads = Heads(home.limits)
         self._pending = bytearray()  # bytes of later requests
         self._request: Request | None = None
         self._errand: Errand | None = None  # instead of a request
@@ -129,10 +85,6 @@ class ServerProtocol(asyncio.Protocol):
         self._handler_began = False
         self._arriving: Arriving | None = None  # the body that is still being received
         self._given_up = False  # the body cannot be followed any further; more of it comes
-        self._known: KnownHead | None = None  # the head before, and what was read of it
-        self._latest = b""  # the same, as it was
-        self._latest_length = 0
-        self._parsed: RequestHead | None = None
         self._closing = False
         self._keep_alive = True
         self._expects_continue = False
@@ -314,57 +266,19 @@ class ServerProtocol(asyncio.Protocol):
 
     def _receive_head(self, data: bytes) -> None:
         """Bytes outside any request: a head, whole or in pieces, perhaps with a body behind it."""
-        if self._head:
-            self._head += data
-            end = self._head.find(b"\r\n\r\n", max(0, self._searched - 3))
-            self._searched = len(self._head)
-            if end >= 0:
-                data = bytes(self._head)
-                self._head.clear()
-        else:
-            if data[0] in b"\r\n":  # empty lines before a request are let pass (RFC 9112, 2.2)
-                data = data.lstrip(b"\r\n")
-                if not data:
-                    return
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                self._head += data
-                self._searched = len(data)
-        if end < 0:
-            if len(self._head) > self._limits.head_bytes:
-                self._refuse_large_head()
-            elif self._why != "head":
-                self._wait_for("head", self._limits.head_timeout_s)
-            return
-        self._searched = 0
-        if end > self._limits.head_bytes:
-            self._refuse_large_head()
-            return
         try:
-            self._begin_request(data[: end + 4], data[end + 4 :])
+            found = self._heads.cut(data)
+            if found is not None:
+                self._begin_request(*found)
+            elif self._heads.is_begun and self._why != "head":
+                self._wait_for("head", self._limits.head_timeout_s)
         except RequestError as problem:
             self._refuse(problem.status, problem.code, problem.message)
 
     def _begin_request(self, head: bytes, rest: bytes) -> None:
         """A complete head: checks it and starts the handler. Raises RequestError, all closing."""
-        known = self._known
-        if head == self._latest:
-            framing = self._latest_length
-        else:
-            framing = -1 if known is None else known.length_in(head)
-        if framing > 0:
-            self._latest, self._latest_length = head, framing
-            assert self._parsed is not None, "read when it was first known"
-            parsed = self._parsed
-            facts = parsed.facts
-        else:
-            parsed = read_request_head(head, self._limits)
-            facts = parsed.facts
-            framing = facts.framing
-            if framing > 0:
-                self._known = known_head(head)
-                self._parsed = parsed
-                self._latest, self._latest_length = head, framing
+        parsed, framing = self._heads.read(head)
+        facts = parsed.facts
         self._keep_alive = facts.keep_alive and not self._home.draining
         self._expects_continue = (
             facts.expect is not None and parsed.version == "1.1" and framing != 0
@@ -438,9 +352,7 @@ class ServerProtocol(asyncio.Protocol):
         self._errand = self._engine = None
         self._keep_alive = False
         if responder is not None:
-            code, message = "internal_error", "The gateway failed; the log says why."
-            body = responder.envelope.body(500, code, message)
-            responder.send_now(500, [JSON_TYPE], body)
+            answer_at_once(responder, *FAILED)
         self._ended(finished=responder is not None)
 
     def hand_over(self, head: RequestHead, whole: bytes, received_at: float, begun: Begun) -> None:
@@ -508,46 +420,26 @@ class ServerProtocol(asyncio.Protocol):
             await self._home.handler(request, responder)
             if not responder.started:
                 log.error("a handler answered nothing", extra={"path": request.path})
-                await self._last_resort(responder, 500, "internal_error", "Nothing was answered.")
+                await self._last_resort(responder, NOTHING)
         except RequestError as problem:
             if problem.close:
                 self._keep_alive = False
             if not responder.started:
-                await self._answer_error(responder, problem)
+                await answer_problem(responder, problem)
         except (ClientGone, asyncio.CancelledError):
             if not self._gone and not responder.started:
-                await self._last_resort(responder, *DRAINING)
+                await self._last_resort(responder, DRAINING)
         except Exception:
             log.exception("a handler failed", extra={"path": request.path})
             if not responder.started:
-                await self._last_resort(
-                    responder, 500, "internal_error", "The gateway failed; the log says why."
-                )
+                await self._last_resort(responder, FAILED)
         finally:
             request.body.release()
             self._answered(responder)
 
-    async def _answer_error(self, responder: Responder, problem: RequestError) -> None:
-        headers: list[tuple[bytes, bytes]] = []
-        if problem.retry_after_s is not None:
-            headers = [
-                (b"retry-after", b"%d" % problem.retry_after_s),
-                (b"x-should-retry", b"true"),
-            ]
-        with contextlib.suppress(ClientGone):
-            await responder.send_error(
-                problem.status,
-                problem.code,
-                problem.message,
-                param=problem.param,
-                headers=headers,
-            )
-
-    async def _last_resort(
-        self, responder: Responder, status: int, code: str, message: str
-    ) -> None:
+    async def _last_resort(self, responder: Responder, unhandled: Unhandled) -> None:
         self._keep_alive = False
-        await self._answer_error(responder, RequestError(status, code, message))
+        await answer_problem(responder, RequestError(*unhandled))
 
     def _answered(self, responder: Responder) -> None:
         """The handler is done: go on with the connection or end it."""
@@ -602,19 +494,11 @@ class ServerProtocol(asyncio.Protocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answers what never became a request, and closes: what follows cannot be trusted."""
-        self._head.clear()
+        self._heads.clear()
         self._pending.clear()
         self._keep_alive = False
-        responder = Responder(self, "", "1.1")
-        responder.send_now(status, [JSON_TYPE], error_bodies.error_body(status, code, message))
+        answer_at_once(Responder(self, "", "1.1"), status, code, message)
         self._linger(unread=True)
-
-    def _refuse_large_head(self) -> None:
-        self._refuse(
-            431,
-            "invalid_request",
-            f"The request head is larger than the limit of {self._limits.head_bytes} bytes.",
-        )
 
     def _linger(self, *, unread: bool = False) -> None:
         """Closes so that the client can still read the answer: a reset would destroy it."""
@@ -702,7 +586,7 @@ class ServerProtocol(asyncio.Protocol):
             self._wait_for_body(self._arriving)
         elif self.busy:
             self._wait_for("request", 0.0)
-        elif self._head:
+        elif self._heads.is_begun:
             self._wait_for("head", self._limits.head_timeout_s)
         else:
             self._wait_for("idle", self._limits.idle_timeout_s)

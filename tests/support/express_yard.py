@@ -16,9 +16,9 @@ from typing import Any
 
 from events.usage import decode_usage
 from gateway.app import RunningGateway
+from gateway.http.errands import ErrandWire, take_none
 from gateway.http.messages import Request, Responder
 from gateway.http.request_head import RequestHead
-from gateway.http.server_protocol import ServerProtocol, take_none
 from schemas.key import Key, KeyCreated, KeyRevoked
 from tests.support.aio import until
 from tests.support.gateway_agent import nothing_left
@@ -143,7 +143,7 @@ def watch(gateway: RunningGateway, *, express: bool = True) -> Ways:
     server, ways = gateway.server, Ways()
     take, handler = server.take if express else take_none, server.handler
 
-    def taking(wire: ServerProtocol, head: RequestHead, body: bytes, received_at: float) -> bool:
+    def taking(wire: ErrandWire, head: RequestHead, body: bytes, received_at: float) -> bool:
         took = take(wire, head, body, received_at)
         ways.taken += took
         ways.left += not took
