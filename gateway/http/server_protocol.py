@@ -126,9 +126,10 @@ class ServerProtocol(asyncio.Protocol):
         # A client that ends its side is gone: keeping an engine busy for half a connection would
         # keep it busy for every client that left without a word.
         self._client_left()
-        # What was written is still sent, for as long as it takes that.
-        self._closing = True
-        self._wait_for("closing", self._limits.write_stall_timeout_s)
+        if not self._closing:
+            # What was written is still sent, for as long as it takes that.
+            self._closing = True
+            self._wait_for("closing", self._limits.write_stall_timeout_s)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

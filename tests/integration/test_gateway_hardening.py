@@ -166,6 +166,26 @@ def test_a_client_that_ends_its_side_and_takes_nothing_is_dropped_in_the_end(loo
     run_on(loop, story())
 
 
+def test_a_refused_client_that_ends_its_side_is_waited_for_no_longer(loop: str) -> None:
+    async def story() -> None:
+        limits = ServerLimits(linger_s=0.3, write_stall_timeout_s=60)
+        async with listening(huge, limits) as server, connected(server.port) as client:
+            take_nothing(client)
+            # What cannot be read stands behind an answer of which the client takes nothing.
+            await client.send(GET)
+            await until(lambda: len(server.connections) == 1, "the connection")
+            (connection,) = server.connections
+            await until(
+                lambda: connection._write_paused and not connection.busy,  # pyright: ignore[reportPrivateUsage]
+                "the answer",
+            )
+            connection._refuse(400, "invalid_request", "no")  # pyright: ignore[reportPrivateUsage]
+            await client.send_end()
+            await nobody_left(server)
+
+    run_on(loop, story())
+
+
 def test_a_client_that_took_its_answer_late_is_idle_like_any_other(loop: str) -> None:
     async def story() -> None:
         limits = ServerLimits(write_stall_timeout_s=30, idle_timeout_s=0.4)
