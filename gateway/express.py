@@ -321,7 +321,7 @@ class Errand:
             self._end(served)
             return
         if self._grant is not None:
-            self._grant.end(charge(self._grant, used, self._size))
+            self._grant.end(charge(self._grant, used, self._size, size))
         express.endings.answered(
             plain,
             timeline,

@@ -66,22 +66,23 @@ class Served:
             if self.used is None:
                 self.grant.end(self._untold(self.grant))
             else:
-                self.grant.end(charge(self.grant, self.used, self.asked_bytes))
+                self.grant.end(charge(self.grant, self.used, self.asked_bytes, self.sent_bytes))
 
     def _untold(self, grant: Grant) -> int:
         """What a request is charged of whose tokens nobody told: all it held for an answer, what it asked for when its
         client left an engine that was reading it, nothing when it was refused."""
-        if self.sent_bytes and self.status < 400:
-            return grant.estimate
+        if self.status < 400 and self.sent_bytes:
+            return charge(grant, None, self.asked_bytes, self.sent_bytes)
         if self.code == "client_gone" and self.replica:
             return min(grant.estimate, self.asked_bytes // BYTES_PER_TOKEN)
         return 0
 
 
-def charge(grant: Grant, used: Tokens | None, asked_bytes: int) -> int:
-    """The tokens an answered request is charged with: what it used, as far as that was told."""
+def charge(grant: Grant, used: Tokens | None, asked_bytes: int, sent_bytes: int) -> int:
+    """The tokens an answered request is charged with: what it used, as far as that was told. An answer with nothing in
+    it used nothing."""
     if used is None:
-        return grant.estimate
+        return grant.estimate if sent_bytes else 0
     if used.estimated and not used.prompt:
         return asked_bytes // BYTES_PER_TOKEN + used.completion
     return used.total

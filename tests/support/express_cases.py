@@ -101,6 +101,9 @@ KEYS = {
     "limited and nothing told": Case(
         key=LIMITED, headers=(BEARER,), always=says(whole(told(usage=None)))
     ),
+    "limited and nothing answered": Case(
+        key=LIMITED, headers=(BEARER,), body=body_of(max_tokens=99), always=says(whole(b""))
+    ),
     "limited to models": Case(key=a_key(models=("em",)), headers=(BEARER,), body=body_of("em")),
     "usage in the middle": Case(
         key=LIMITED,
