@@ -3,6 +3,7 @@
 from typing import Protocol, TypeVar
 
 from gateway.http.bodies import BodyBudget
+from gateway.http.due import DueBodies
 from gateway.http.errands import Take
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import Handler
@@ -12,11 +13,13 @@ Connection = TypeVar("Connection", contravariant=True)
 
 class Home(Protocol[Connection]):
     """The server. `take` begins an errand (`ErrandWire.run`) of a request that came whole, or leaves it to the handler
-    (False). `date`: the Date header's value."""
+    (False). `due` keeps requests whose bodies are about to come, None: nobody takes any. `date`: the Date header's value.
+    """
 
     limits: ServerLimits
     handler: Handler
     take: Take
+    due: DueBodies | None
     budget: BodyBudget
     draining: bool
     date: bytes

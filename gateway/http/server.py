@@ -14,6 +14,7 @@ from email.utils import formatdate
 from typing import Final
 
 from gateway.http.bodies import BodyBudget
+from gateway.http.due import DueBodies
 from gateway.http.errands import Take, take_none
 from gateway.http.limits import ServerLimits
 from gateway.http.messages import Handler
@@ -52,6 +53,7 @@ class Server:
         self._empty: asyncio.Future[None] | None = None
         self._moved: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
+        self.due = None if take is take_none else DueBodies(self._loop)
 
     async def start(self, host: str, port: int, sock: socket.socket | None) -> None:
         """Opens the port; OSError when it is taken."""
@@ -129,6 +131,8 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self.due is not None:
+            self.due.close()
         if self._server is not None:
             await self._server.wait_closed()
 

@@ -12,6 +12,7 @@ from typing import Final, cast
 from gateway.domain.http_rules import CHUNKED
 from gateway.http.arriving import Arriving
 from gateway.http.bodies import Body
+from gateway.http.due import DUE_BYTES, Due
 from gateway.http.engine_response import EngineResponse
 from gateway.http.errands import Errand
 from gateway.http.errors import ClientGone, RequestError
@@ -47,6 +48,7 @@ class ServerProtocol(asyncio.Protocol):
         "_arriving",
         "_closing",
         "_drain_waiter",
+        "_due",
         "_engine",
         "_errand",
         "_expects_continue",
@@ -79,6 +81,7 @@ class ServerProtocol(asyncio.Protocol):
         """The client's address."""
         self._heads = Heads(home.limits)
         self._pending = bytearray()  # bytes of later requests
+        self._due: Due | None = None  # a head whose body is about to come
         self._request: Request | None = None
         self._errand: Errand | None = None  # instead of a request
         self._task: asyncio.Task[None] | None = None
@@ -117,6 +120,8 @@ class ServerProtocol(asyncio.Protocol):
             self._receive_body(data)
         elif self._request is not None or self._errand is not None or self._write_paused:
             self._pending += data
+        elif self._due is not None:
+            self._receive_due(self._due, data)
         else:
             self._receive_head(data)
         if self._pending:
@@ -235,6 +240,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """A drain: an idle connection ends now, a busy one behind its answer."""
+        if self._due is not None:
+            self.overdue(self._due)
         self._keep_alive = False
         if not self.busy and not self._closing and self._transport is not None:
             self._closing = True
@@ -286,14 +293,23 @@ class ServerProtocol(asyncio.Protocol):
         )
         now = self.loop.time()
         if (
-            0 < framing == len(rest) <= self._limits.body_bytes
+            0 < framing <= self._limits.body_bytes
             and framing <= self._limits.body_memory_bytes
             and self._keep_alive
             and not self._expects_continue
             and not self._write_paused
-            and self._home.take(self, parsed, rest, now)
         ):
-            return
+            if framing == len(rest):
+                if self._home.take(self, parsed, rest, now):
+                    return
+            elif len(rest) < framing <= DUE_BYTES and (bodies := self._home.due) is not None:
+                self._due = due = Due(parsed, framing, rest, now)
+                self._wait_for("request", 0.0)
+                bodies.add(self, due)
+                return
+        self._begin(parsed, framing, rest, now)
+
+    def _begin(self, parsed: RequestHead, framing: int, rest: bytes, now: float) -> None:
         body = self._make_body(framing)
         request = self._make_request(parsed, body, now)
         self._wait_for("request", 0.0)
@@ -334,6 +350,24 @@ class ServerProtocol(asyncio.Protocol):
         assert responder is not None, "made with the request"
         self._handler_began = False
         self._task = self.loop.create_task(self._run(request, responder))
+
+    # -- bodies that are due -------------------------------------------------------------------
+
+    def _receive_due(self, due: Due, data: bytes) -> None:
+        """More of it, perhaps all; what comes behind it makes it the handler's."""
+        body = due.body = due.body + data if due.body else data
+        if len(body) < due.framing:
+            return
+        self._due, due.body = None, b""
+        whole = len(body) == due.framing and not self._write_paused
+        if not (whole and self._home.take(self, due.head, body, due.received_s)):
+            self._begin(due.head, due.framing, body, due.received_s)
+
+    def overdue(self, due: Due) -> None:
+        """As `Expecting` says: the handler gets what there is."""
+        if self._due is due and not self._closing:
+            self._due = None
+            self._begin(due.head, due.framing, due.body, due.received_s)
 
     # -- errands -------------------------------------------------------------------------------
 
@@ -486,6 +520,8 @@ class ServerProtocol(asyncio.Protocol):
             del self._pending[:SLICE]
             if self._arriving is not None:
                 self._receive_body(piece)
+            elif self._due is not None:
+                self._receive_due(self._due, piece)
             else:
                 self._receive_head(piece)
         if len(self._pending) > PIPELINE_BYTES:
@@ -524,6 +560,7 @@ class ServerProtocol(asyncio.Protocol):
         self._wait_for("linger", self._limits.linger_s)
 
     def _client_left(self) -> None:
+        self._due = None
         errand = self._errand
         if errand is not None:
             self._gone = True

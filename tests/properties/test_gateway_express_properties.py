@@ -1,6 +1,7 @@
 """What is made for speed says the same as what it stands for: fields, tokens, limits, lines, ids and heads."""
 
 import asyncio
+import itertools
 import json
 import re
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from gateway.domain.tokens import Tail, Tokens, read_tokens, tokens_of_whole
 from gateway.domain.traces import Trace, engine_lines, new_trace, own_lines, trace_of
 from gateway.endings import Endings
 from gateway.http.bodies import BodyBudget
+from gateway.http.due import DueBodies
 from gateway.http.engine_connection import EngineConnection
 from gateway.http.engine_response import EngineResponse
 from gateway.http.exchange import Exchange
@@ -368,10 +370,11 @@ Taken = tuple[str, str, list[tuple[bytes, bytes]], bytes]
 class _Home:
     """A server that keeps what it takes, and answers at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.limits = ServerLimits()
         self.budget = BodyBudget(1 << 20)
         self.draining = False
+        self.due = DueBodies(loop)
         self.date = b"a date"
         self.taken: list[Taken] = []
 
@@ -408,18 +411,21 @@ _requests = st.builds(
 )
 
 
-@given(st.lists(_requests, min_size=1, max_size=8))
+@given(st.lists(st.tuples(_requests, st.lists(st.integers(0, 200), max_size=3)), max_size=8))
 def test_each_request_of_a_connection_is_read_as_if_it_were_the_first(
-    requests: list[bytes],
+    requests: list[tuple[bytes, list[int]]],
 ) -> None:
-    home = _Home()
+    """In however many pieces it comes."""
     loop = asyncio.new_event_loop()
+    home = _Home(loop)
     try:
         wire = ServerProtocol(cast(Any, home), loop)
         wire.connection_made(cast(Any, _Transport()))
         expected: list[Taken] = []
-        for request in requests:
-            wire.data_received(request)
+        for request, cuts in requests:
+            marks = sorted({0, len(request), *(cut % len(request) for cut in cuts)})
+            for start, end in itertools.pairwise(marks):
+                wire.data_received(request[start:end])
             head, _, body = request.partition(b"\r\n\r\n")
             read = read_request_head(head + b"\r\n\r\n", home.limits)
             expected.append((read.method, read.path, list(read.headers.items), body))

@@ -54,6 +54,7 @@ class Home:
         self.limits = ServerLimits()
         self.budget = BodyBudget(1 << 20)
         self.draining = False
+        self.due = None
         self.date = b"a date"
 
     def opened(self, connection: ServerProtocol) -> None:
