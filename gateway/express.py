@@ -103,23 +103,23 @@ class Express:
         memo = head.headers.memo
         lane: Lane | None = memo.get("lane")
         callers = self.callers
-        if lane is None or not callers.is_still(lane.caller):  # 1
-            origins = self.gateway.settings.cors_origins
-            lane = None if memo.get(NO_LANE) else lane_of(head, wire.peer, callers, origins)
-            if lane is None:
-                return False
-        plain = read_plain(body)  # 2
-        if plain is None or self.gateway.draining:
-            return False
-        fields, beginning = plain
-        route = self.gateway.admit(fields.model, lane.path, accepted=True)
-        if not isinstance(route, Route) or route.model.concurrency:
-            return False
-        size = len(body)
-        if size > INLINE_BODY or not self.budget.take(size):  # 3
-            return False
-        grant = None
+        size, grant = 0, None
         try:
+            if lane is None or not callers.is_still(lane.caller):  # 1
+                origins = self.gateway.settings.cors_origins
+                lane = None if memo.get(NO_LANE) else lane_of(head, wire.peer, callers, origins)
+                if lane is None:
+                    return False
+            plain = read_plain(body)  # 2
+            if plain is None or self.gateway.draining:
+                return False
+            fields, beginning = plain
+            route = self.gateway.admit(fields.model, lane.path, accepted=True)
+            if not isinstance(route, Route) or route.model.concurrency:
+                return False
+            if len(body) > INLINE_BODY or not self.budget.take(len(body)):  # 3
+                return False
+            size = len(body)
             if lane.caller.key is not None:
                 grant = self.limits.enter(lane.caller, fields, size, route.model)
                 if isinstance(grant, Answer):
@@ -128,7 +128,7 @@ class Express:
             errand = Errand(self, wire, lane, body, fields, grant, received_s)
         except Exception:
             # The handler meets the same, and answers it.
-            log.exception("an errand did not begin", extra={"path": lane.path})
+            log.exception("an errand did not begin", extra={"path": head.path})
             self.budget.give(size)
             if isinstance(grant, Grant):
                 grant.end(0)

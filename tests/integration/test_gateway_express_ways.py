@@ -383,6 +383,26 @@ def test_a_fault_of_ours_is_answered_and_nothing_is_kept(
     run(story())
 
 
+@pytest.mark.parametrize("at", ["lane_of", "read_plain", "Errand"])
+def test_a_fault_of_ours_before_it_is_taken_leaves_it_to_the_handler(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = ask(None, CHAT, BEARER)
+
+    async def story() -> None:
+        async with scene(tmp_path) as made:
+            await put_key(made, a_key(parallel=1))
+            with monkeypatch.context() as patch:
+                patch.setattr(express, at, broken)
+                async with connected(made.gateway.port) as peer:
+                    for _ in range(2):
+                        assert await answered(peer, asks) == (200, "")
+            assert made.ways.all == (0, 2, 0)
+            await made.quiet()
+
+    run(story())
+
+
 def test_a_fault_of_ours_is_told_in_the_form_and_with_the_headers_of_any_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
