@@ -12,7 +12,7 @@ from typing import Final, NoReturn, assert_never
 
 from events.log import LogError, Wire
 from gateway.activator import Spawn
-from gateway.adapterdesk import Adapted
+from gateway.adapterdesk import Adapted, Seeking
 from gateway.domain.adapteranswers import at_fault, no_place, nobody_answers
 from gateway.domain.answers import Answer, leaving
 from gateway.domain.pins import Held
@@ -125,15 +125,33 @@ class Adapters:
         seeking.how = "hit"
         return held.engine_name
 
-    def ask_ahead(self, run: Run) -> None:
-        """Asks what `secure` is going to wait for, where it will: the answer travels while the request is handed over."""
+    def ask_ahead(self, run: Run) -> "asyncio.Future[EnsureAnswer | None] | None":
+        """Asks the agent of a run that is no hit, before anybody waits for that. Once what is returned is done either
+        `there` says that all is well, or `secure` goes on with the answer. None: there is nobody to ask now.
+        """
         adapted = run.adapted
         assert adapted is not None, "only a run for an adapter needs one"
         if self._dismissed or not self._can_ask(run.replica):
-            return
+            return None
         adapted.seeking.asked_s[run.replica.id] = self._gateway.clock.now_s()
         is_mine, question = self._question(run.replica, adapted, "")
-        adapted.ahead = is_mine, question.waiter()
+        waiter = question.waiter()
+        adapted.ahead = is_mine, waiter
+        self._waiting.add(waiter)
+        waiter.add_done_callback(self._waiting.discard)
+        return waiter
+
+    def there(self, run: Run) -> str:
+        """The engine-side name of an adapter that was asked for ahead, if that is loaded now; empty: `secure` has to go
+        on. Whoever sends a request under it takes `ahead` from the run."""
+        adapted = run.adapted
+        assert adapted is not None, "only a run for an adapter needs one"
+        assert adapted.ahead is not None, "it was asked for ahead"
+        is_mine, waiter = adapted.ahead
+        answer = None if self._dismissed or not waiter.done() else waiter.result()
+        if answer is None or answer.status != "ready":
+            return ""
+        return _there(adapted.seeking, answer, is_mine=is_mine)
 
     async def secure(self, run: Run, exchange: Exchange, *, gone: str = "") -> str:
         """The engine-side name under which the run's adapter is loaded in its replica.
@@ -216,8 +234,10 @@ class Adapters:
         if ahead is None:
             is_mine, question = self._question(replica, adapted, gone)
             ahead = is_mine, question.waiter()
+            began_s = clock.now_s()
+        else:
+            began_s = seeking.asked_s[replica.id]
         is_mine, waiter = ahead
-        began_s = clock.now_s()
         answer = await self._wait(waiter, exchange)
         now_s = clock.now_s()
         if answer is None:
@@ -228,13 +248,7 @@ class Adapters:
             seeking.began_load = True
         match answer.status:
             case "ready":
-                if seeking.began_load:
-                    seeking.how = "loaded"
-                elif is_mine:
-                    seeking.how = answer.how
-                else:
-                    seeking.how = "hit" if answer.how == "hit" else "joined"
-                return answer.engine_name
+                return _there(seeking, answer, is_mine=is_mine)
             case "loading":
                 if now_s - seeking.asked_s[replica.id] >= LOAD_S:
                     # B59: a load that takes so long is the replica's fault.
@@ -450,3 +464,16 @@ class Adapters:
     @property
     def open_questions(self) -> int:
         return len(self._questions)
+
+
+def _there(seeking: Seeking, answer: EnsureAnswer, *, is_mine: bool) -> str:
+    """The name under which it is loaded, by an answer to a question that this request was the first to ask, or not."""
+    if is_mine and answer.how == "loaded":
+        seeking.began_load = True
+    if seeking.began_load:
+        seeking.how = "loaded"
+    elif is_mine:
+        seeking.how = answer.how
+    else:
+        seeking.how = "hit" if answer.how == "hit" else "joined"
+    return answer.engine_name

@@ -37,6 +37,7 @@ from gateway.domain.doors import is_loopback, why_not_listen
 from gateway.domain.snapshot import restore
 from gateway.endings import Endings
 from gateway.endpoints import EngineKey, Inference
+from gateway.errand import Means
 from gateway.express import Express
 from gateway.follower_task import TableFollower
 from gateway.gateway import Gateway
@@ -201,9 +202,8 @@ async def run_gateway(
         random_bits=random_bits,
     )
     budget = BodyBudget(settings.body_budget_bytes)
-    express = Express(
+    means = Means(
         gateway,
-        callers,
         limits,
         client,
         adapters,
@@ -216,6 +216,7 @@ async def run_gateway(
         new_request_id=new_request_id,
         random_bits=random_bits,
     )
+    express = Express(means, callers)
     # Before the first ask: what agents say of its pins must not be missed.
     agents = await wire.on_beacon("agent", AgentBeacon, adapters.heard)
     try:

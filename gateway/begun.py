@@ -1,4 +1,4 @@
-"""What was begun of a request before its handler got it (gateway/express.py), and what is given back of it if none ever
+"""What was begun of a request before its handler got it (gateway/errand.py), and what is given back of it if none ever
 does. Data only but for that.
 """
 

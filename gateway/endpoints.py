@@ -16,7 +16,7 @@ from gateway.domain.http_rules import Headers
 from gateway.domain.names import Place
 from gateway.domain.outliers import is_good
 from gateway.domain.places import RESPONSE, RESPONSES
-from gateway.domain.reasons import reason_headers
+from gateway.domain.reasons import reason_headers, waited_header
 from gateway.domain.responseids import Kept, ResponseIds, id_in
 from gateway.domain.routing import Loss, after_loss
 from gateway.domain.tokens import Tail
@@ -285,10 +285,10 @@ class Inference:
             if run.adapted is None:
                 response = await self._send(run, run.model, exchange, sending, served, asked)
             else:
-                # What is out was a hit when it went, whatever became of the pin.
+                # What is out was there when it went, whatever became of the pin.
                 name = name or self._adapters.hit(run)
                 if name:
-                    served.how = "hit"
+                    served.how = served.how or "hit"
                 else:
                     name = await self._secure(run, exchange, sending, timeline, served)
                 response = await self._send(run, name, exchange, sending, served, asked)
@@ -442,7 +442,10 @@ class Inference:
         why = "retried" if served.moves else run.why
         if served.how:
             self._metrics.count_adapter(served.model, served.how)
-        return (_waited(served), *reason_headers(run.model, run.replica.id, why, served.how))
+        return (
+            waited_header(served.waited_s),
+            *reason_headers(run.model, run.replica.id, why, served.how),
+        )
 
     def _judge(self, run: Run, exchange: Exchange, *, good: bool) -> None:
         """What the end of a request says of its replica; nothing where the log ended it, or a stall was told already."""
@@ -477,7 +480,7 @@ async def reply(respond: Responder, refused: Answer, served: Served) -> None:
         refused.message,
         type=refused.type,
         param=refused.param,
-        headers=[*refused.headers(), _waited(served)],
+        headers=[*refused.headers(), waited_header(served.waited_s)],
     )
 
 
@@ -491,11 +494,6 @@ def may_name_model(headers: Headers) -> bool:
     kind = headers.get(b"content-type")
     # What nearly all say is compared first: `in` takes bytes for a number first, at the price of an exception.
     return kind is None or kind == b"application/json" or b"json" in kind.lower()
-
-
-def _waited(served: Served) -> tuple[bytes, bytes]:
-    """How long the request waited for its model; 0 for one that found it ready."""
-    return b"x-yard-waited-ms", b"%d" % round(served.waited_s * 1000)
 
 
 def _engine_error(model: str, lost: _Lost) -> Answer:

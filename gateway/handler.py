@@ -1,6 +1,6 @@
 """The entry of every request that needs a task: an id, CORS, what the path means, and how it ended.
 
-It holds no policy of its own. What gateway/express.py began goes on here.
+It holds no policy of its own. What gateway/errand.py began goes on here.
 """
 
 import asyncio

@@ -25,5 +25,10 @@ def reason_headers(model: str, replica: str, why: Why, how: str = "") -> HeaderP
     )
 
 
+def waited_header(waited_s: float) -> tuple[bytes, bytes]:
+    """How long the request waited for its model or adapter; 0 for one that found it ready."""
+    return b"x-yard-waited-ms", b"%d" % round(waited_s * 1000)
+
+
 def _written(name: str) -> bytes:
     return quote(name, safe="/:@+,;=").encode("ascii")

@@ -1,6 +1,6 @@
 """What a request that is served without a handler's task, and the connection it came on, need of each other.
 
-Types only: who takes such a request, and how it is served, is gateway/express.py's; when one ends, server_protocol.py's.
+Types only: who takes such a request is gateway/express.py's, how it is served gateway/errand.py's; when one ends, server_protocol.py's.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gateway.adapterdesk import Seeking
 from gateway.domain.admission import Route
@@ -9,6 +12,7 @@ from gateway.gateway import Run
 from gateway.http.exchange import Exchange
 from schemas.adapternames import engine_name, pin_name
 from tests.support.aio import run, until
+from tests.support.express_both import told_apart
 from tests.support.express_yard import CHAT, ask, body_of, fields_of, status_of, watch
 from tests.support.gateway_agent import a_yard_with, agent, nothing_left
 from tests.support.gateway_agent import refused as refusing
@@ -120,7 +124,8 @@ def test_what_is_asked_ahead_is_asked_once_and_told_of_whom_it_was_asked_for(
                 assert await said(other, "poet") == POET
             assert len(made.asks) == 1
             assert len(made.loads) == 1
-            assert ways.all == (4, 0, 3)
+            # Two found no kept connection to their engine.
+            assert ways.all == (4, 0, 2)
             nothing_left(gateway)
 
     run(story())
@@ -148,6 +153,113 @@ def test_what_was_asked_ahead_does_not_answer_another_question(tmp_path: Path) -
             assert await adapters.secure(run_, Exchange(), gone=POET) == POET
             assert [one.gone for one in made.asks] == ["", "", POET]
             state.finish(run_, used=False)
+            nothing_left(gateway)
+
+    run(story())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_adapter_that_is_loaded_for_it_is_answered_as_by_the_handler(
+    tmp_path: Path, stream: bool
+) -> None:
+    """Loaded, joined, and there by its agent's word after the pin was not trusted any more."""
+    body = body_of("poet", stream=stream)
+
+    async def play(data: Path, express: bool) -> tuple[list[Any], tuple[int, int, int]]:
+        async with memory_yard(data) as yard, agent(yard) as made:
+            await a_yard_with(yard, made)
+            gateway = await yard.gateway()
+            seen: list[Any] = []
+            async with connected(gateway.port) as one, connected(gateway.port) as other:
+                await one.send(ask(body_of("m")))
+                await other.send(ask(body_of("m")))
+                await one.message()
+                await other.message()
+                ways = watch(gateway, express=express)
+                made.gate.clear()
+                await one.send(ask(body))
+                await made.until_asked(1)
+                await other.send(ask(body))
+                await until(lambda: gateway.gateway.usage.by_replica == {"r-1": 2}, "both to wait")
+                made.gate.set()
+                answers = [await one.message(), await other.message()]
+                pin = pin_name("poet", an_adapter().version)
+                held = gateway.gateway.pins.get("r-1", pin)
+                assert held is not None
+                held.proven_s = None
+                await one.send(ask(body))
+                answers.append(await one.message())
+                for head, content in answers:
+                    fields = told_apart(head)
+                    waited = int(fields.pop("x-yard-waited-ms"))
+                    seen.append((status_of(head), fields, content, waited < 10_000))
+            assert [fields["x-yard-adapter"] for _, fields, _, _ in seen] == [
+                "loaded",
+                "joined",
+                "hit",
+            ]
+            numbers = gateway.metrics.render().decode().splitlines()
+            seen.append(
+                [
+                    n
+                    for n in numbers
+                    if n.startswith(("yard_gateway_adapter", "yard_gateway_requests_t"))
+                    and "_sum" not in n
+                    and "_bucket" not in n
+                ]
+            )
+            nothing_left(gateway)
+            marks = [t for kept in gateway.timelines._by_model.values() for t in kept]
+            seen.append([sorted(t.marks) for t in marks])
+        lines = [json.loads(line) for block in yard.access for line in block.splitlines()]
+        told = ("model", "adapter", "how", "code", "replica", "complete")
+        seen.append([[line[name] for name in told] for line in lines])
+        assert all(line["waited_ms"] <= line["duration_ms"] for line in lines)
+        return seen, ways.all
+
+    async def story() -> None:
+        with_it, ways = await play(tmp_path / "one", express=True)
+        without, others = await play(tmp_path / "other", express=False)
+        assert with_it == without
+        assert (ways, others) == ((3, 0, 0), (0, 3, 0))
+
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["the gateway", "the replica", "the agent"])
+def test_what_ends_while_an_agent_is_asked_is_the_handlers_to_tell(
+    tmp_path: Path, how: str
+) -> None:
+    async def story() -> None:
+        async with memory_yard(tmp_path) as yard, agent(yard) as made:
+            await a_yard_with(yard, made, "r-1", "r-2")
+            gateway = await yard.gateway()
+            async with connected(gateway.port) as peer:
+                await peer.send(ask(body_of("m")))
+                await peer.message()
+                ways = watch(gateway)
+                made.gate.clear()
+                if how == "the agent":
+                    made.answers = [refusing(whose="adapter")]
+                await peer.send(ask(body_of("poet")))
+                await made.until_asked(1)
+                if how == "the gateway":
+                    gateway.adapters.dismiss()
+                elif how == "the replica":
+                    lost = made.asks[0].replica
+                    await yard.replica(made.engines[lost], lost, "stopped", adapter_slots=4)
+                    await made.until_asked(2)
+                    made.gate.set()
+                head, body = await peer.message()
+                told = json.loads(body)
+                assert (status_of(head), told.get("error", told).get("code")) == {
+                    "the gateway": (503, "draining"),
+                    "the replica": (200, None),
+                    "the agent": (400, "invalid_request"),
+                }[how]
+                assert ways.all == (1, 0, 1)
+            made.gate.set()
+            await until(lambda: gateway.adapters.open_questions == 0, "the questions to end")
             nothing_left(gateway)
 
     run(story())

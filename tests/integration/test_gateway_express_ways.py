@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from gateway import express
+from gateway import errand, express
 from gateway.app import RunningGateway
 from gateway.domain.outliers import IN_A_ROW
 from gateway.gateway import Gateway
@@ -369,7 +369,7 @@ def test_a_fault_of_ours_is_answered_and_nothing_is_kept(
         async with scene(tmp_path) as made:
             await put_key(made, a_key(parallel=1))
             with monkeypatch.context() as patch:
-                patch.setattr(express, at, broken)
+                patch.setattr(errand, at, broken)
                 async with connected(made.gateway.port) as peer:
                     assert await answered(peer, asks) == (500, "internal_error")
                     await peer.gone()
@@ -411,7 +411,7 @@ def test_a_fault_of_ours_is_told_in_the_form_and_with_the_headers_of_any_answer(
     async def story() -> None:
         async with scene(tmp_path, cors_origins=("http://a",)) as made:
             with monkeypatch.context() as patch:
-                patch.setattr(express, "tokens_of_whole", broken)
+                patch.setattr(errand, "tokens_of_whole", broken)
                 async with connected(made.gateway.port) as peer:
                     await peer.send(asks)
                     head, body = await peer.message()
