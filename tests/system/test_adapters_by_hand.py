@@ -161,7 +161,7 @@ def test_scn_d6_what_one_replica_cannot_load_another_one_does(tmp_path: Path) ->
             assert {line["replica"] for line in diary.loads()} == {well}
             tried = {line["replica"] for line in diary.refused_loads()}
             assert tried == {sick}, "every gateway's first choice of some of them"
-            failed = [e for e in yard.of("slots.failed") if e.key[1] == sick]
+            failed = [e for e in await yard.in_log("slots.failed") if e.key[1] == sick]
             assert failed
             assert {e.event.whose for e in failed} == {"replica"}
             (bad,) = [b for b in failed[0].state.bad if b.adapter == failed[0].event.adapter]

@@ -160,7 +160,7 @@ def test_scn_a10_the_agent_dies_during_a_load_and_the_next_one_owns_the_process(
                 yard.kill("nodeagent")
                 answer = await asking
                 assert answer.status_code == 200, answer.text
-            assert [e.key for e in yard.of("replica.ready")][-1] == starting.key, (
+            assert [e.key for e in await yard.in_log("replica.ready")][-1] == starting.key, (
                 "adopted, not restarted"
             )
             await one_live_engine(yard, "slow")
@@ -188,7 +188,7 @@ def test_inv_4_the_leader_dies_at_starting_and_fifty_cold_requests_get_one_engin
                 answers = await asyncio.gather(*asking)
             assert [a.status_code for a in answers] == [200] * 50
             assert len({e.key for e in yard.of("replica.starting")}) == 1
-            assert len(yard.of("replica.ready")) >= 1
+            assert len(await yard.in_log("replica.ready")) >= 1
             # At once: the record names this host and a dead pid, so nobody waits for silence.
             after = await yard.event("leader.elected", lambda e: e.state.pid != leader.pid)
             assert after.seq > yard.of("replica.starting")[0].seq

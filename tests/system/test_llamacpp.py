@@ -89,6 +89,6 @@ def test_inv_6_a_real_engine_survives_its_agent_under_load(tmp_path: Path) -> No
                     yard.kill(part)
                     await loop.more_answers(4)
             assert loop.bad() == []
-            assert len({e.key for e in yard.of("replica.ready")}) == 1
+            assert len({e.key for e in await yard.in_log("replica.ready")}) == 1
 
     run(story(), 110)

@@ -67,7 +67,7 @@ def test_scn_a4_alternating_clients_never_load_more_than_they_ask(tmp_path: Path
 
             await asyncio.gather(*(asks(n) for n in range(10)))
             assert served == 30
-            loads = {e.key for e in yard.of("replica.ready")}
+            loads = {e.key for e in await yard.in_log("replica.ready")}
             assert 2 <= len(loads) <= served
 
     run(story(), 110)

@@ -56,7 +56,7 @@ def test_req_c2_one_command_brings_a_model_from_the_registry_to_a_chat(
             assert "smoke test  running  asking r-" in told
             assert "smoke test  done" in told
             assert "smol answers (" in told.splitlines()[-1]
-            (job,) = [e.state for e in yard.of("job.done")]
+            (job,) = [e.state for e in await yard.in_log("job.done")]
             assert isinstance(job, Job)
             assert tuple(step.name for step in job.steps) == STEPS
             assert told.rstrip().endswith(job.reply)
@@ -105,7 +105,7 @@ def test_req_c34_two_quants_of_one_commit_never_complete_on_each_others_files(
             assert (now.state, now.steps[-1].name) == ("running", "mirror")
             hub.faults.clear()
             assert (await over(yard, second)).state == "done"
-            sources = {e.key[0]: e.state.source for e in yard.of("model.added")}
+            sources = {e.key[0]: e.state.source for e in await yard.in_log("model.added")}
             assert sources == {
                 name: f"mirror:{key_of(commit, f'tiny-{quant}.gguf')}"
                 for name, quant in (("a", "Q8_0"), ("b", "Q4_K_M"), ("c", "Q8_0"))
@@ -136,8 +136,8 @@ def test_scn_c9_jobs_that_want_one_file_share_its_download(
             assert (await over(yard, first)).state == "done"
             assert (await over(yard, other)).state == "done"
             assert hub.counters.bytes_of(PATH) <= size + 8 * MIB
-            assert len(yard.of("file.present")) == 1
-            assert {e.key[0] for e in yard.of("job.started")} == {first, other}
+            assert len(await yard.in_log("file.present")) == 1
+            assert {e.key[0] for e in await yard.in_log("job.started")} == {first, other}
 
     with hub_of(monkeypatch, bytes_per_s=12 * MIB) as hub:
         run(story(hub), 110)
@@ -162,7 +162,7 @@ def test_a_cancelled_job_leaves_the_download_to_another_that_wants_it(
             assert (await over(yard, first)).state == "cancelled"
             streams = [r for r in hub.counters.counts().requests if r.at == "cdn" and r.sent > MIB]
             assert [r.sent for r in streams] == [size], "one request, never broken off"
-            assert {e.key[0] for e in yard.of("model.added")} == {"b"}
+            assert {e.key[0] for e in await yard.in_log("model.added")} == {"b"}
 
     with hub_of(monkeypatch, bytes_per_s=4 * MIB) as hub:
         run(story(hub), 110)
@@ -297,7 +297,7 @@ def test_a_job_is_begun_once_when_nobody_is_there_to_decide(
             await yard.told(*asked, "--name", "other", expect=69)
             await until(lambda: "nats" in yard.running.supervisor.pids, "nats to be back", 20)
             await yard.ctl("job", "list")
-            assert len(yard.of("job.started")) == 1
+            assert len(await yard.in_log("job.started")) == 1
 
     with hub_of(monkeypatch) as hub:
         run(story(hub), 110)

@@ -72,7 +72,7 @@ def test_scn_c8_a_repository_that_cannot_be_read_is_refused_with_its_own_sentenc
             hub.faults.clear()
             assert "Q4_1" in await yard.ctl("registry", "show", "yard/busy", "--quant", "Q4_1")
             # What is wrong with the request itself is no job.
-            jobs = len(yard.of("job.started"))
+            jobs = len(await yard.in_log("job.started"))
             _, why = await yard.told("model", "serve", "nonsense", expect=2)
             assert '"nonsense" is not a repository; it looks like owner/name' in why
             await yard.told("model", "serve", REPO, "--on-demand", "--replicas", "2", expect=64)
@@ -108,7 +108,7 @@ def test_req_c63_a_model_whose_engine_fails_leaves_its_entry_off_with_the_reason
             assert re.search(r"not within (the )?file bounds|corrupted|incomplete", job.error), (
                 job.error
             )
-            entry = yard.of("model.changed")[-1].state
+            entry = (await yard.in_log("model.changed"))[-1].state
             assert isinstance(entry, Model)
             assert (entry.scaling.min, entry.scaling.max) == (0, 0)
             assert job.error[:40] in entry.off_reason

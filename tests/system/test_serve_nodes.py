@@ -71,14 +71,14 @@ def test_req_c57_replicas_of_one_job_run_on_two_nodes_and_each_fetches_once(
                 await yard.event(
                     "replica.ready", lambda e, node=node: e.key[0] == node, timeout_s=40
                 )
-            first = next(e for e in yard.of("replica.ready"))
+            first = next(e for e in await yard.in_log("replica.ready"))
             assert done.replica == first.key[1]
             assert done.steps[5].detail.startswith(
                 f"{first.key[1]} ready on {first.key[0]} at http://"
             )
             (fetched,) = (tmp_path / "far/files/blobs").iterdir()
             assert sha256_of(fetched) == content.sha256
-            assert len(yard.of("file.present")) == 1
+            assert len(await yard.in_log("file.present")) == 1
             assert hub.counters.bytes_of(f"{REPO}/{FILE}") <= content.size + 8 * MIB
 
     with hub_of(monkeypatch) as hub:
@@ -101,8 +101,8 @@ def test_scn_c2_a_set_of_shards_in_a_folder_is_served_whole(
             told = await yard.ctl("model", "serve", REPO, "--name", "m", *TINY)
             assert "3 files" in told
             assert "checksums match the registry" in told
-            assert len(yard.of("file.present")) == 3
-            assert "mmproj" not in "".join(e.state.path for e in yard.of("file.present"))
+            assert len(await yard.in_log("file.present")) == 3
+            assert "mmproj" not in "".join(e.state.path for e in await yard.in_log("file.present"))
             names = {p.name for p in (tmp_path / "yard/files/sets").glob("*/*.gguf")}
             assert names == {path.name for path in shards}
             async with client(yard.gateway()) as http:

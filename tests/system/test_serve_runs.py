@@ -117,7 +117,7 @@ def test_req_c63_a_smoke_test_without_an_answer_leaves_the_entry_off_and_a_retry
             failed = await over(yard, job)
             assert (failed.state, failed.code) == ("failed", codes.SMOKE_FAILED), failed
             assert failed.error == "the replica did not answer within 4 s"
-            off = yard.of("model.changed")[-1].state
+            off = (await yard.in_log("model.changed"))[-1].state
             assert isinstance(off, Model)
             assert (off.scaling.max, off.off_reason) == (
                 0,
@@ -132,7 +132,7 @@ def test_req_c63_a_smoke_test_without_an_answer_leaves_the_entry_off_and_a_retry
             assert "m answers (" in told
             done = await over(yard, job, after=mark)
             assert (done.state, done.attempt) == ("done", 2)
-            on = yard.of("model.changed")[-1].state
+            on = (await yard.in_log("model.changed"))[-1].state
             assert isinstance(on, Model)
             assert (on.scaling.min, on.scaling.max, on.off_reason) == (1, 1, "")
             async with client(yard.gateway()) as http:
@@ -165,7 +165,7 @@ def test_req_c3_leaving_the_terminal_changes_nothing(
             process.send_signal(signal.SIGINT)
             _, why = await process.communicate()
             assert process.returncode == 130
-            (job,) = {e.key[0] for e in yard.of("job.started")}
+            (job,) = {e.key[0] for e in await yard.in_log("job.started")}
             assert f"the job goes on: yardctl job watch {job}" in why.decode()
             hub.pace.set(0)
             assert (await over(yard, job)).state == "done"
@@ -186,7 +186,7 @@ def test_req_c48_on_demand_nothing_runs_until_somebody_asks(
             assert "placement   skipped" in told
             assert "smoke test  skipped" in told
             assert told.splitlines()[-1] == "m is served: it loads when first asked for"
-            added = yard.of("model.added")[-1].state
+            added = (await yard.in_log("model.added"))[-1].state
             assert isinstance(added, Model)
             assert (added.scaling.min, added.scaling.max) == (0, 1)
             assert [e for e in yard.events if e.noun in ("replica", "activation", "plan")] == []

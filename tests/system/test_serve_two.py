@@ -87,12 +87,12 @@ def test_req_c3_another_control_plane_takes_over_in_the_middle_of_a_download(
             hub.pace.set(0)
             done = await over(yard, job)
             assert (done.state, done.attempt) == ("done", 1), done
-            present = [e.event for e in yard.of("file.present")]
+            present = [e.event for e in await yard.in_log("file.present")]
             assert [(p.mirror, p.origin) for p in present if isinstance(p, FilePresent)] == [
                 ("cp-2", "registry")
             ]
             # Whoever led before is not told to go on: one download at a time.
-            file = yard.of("file.present")[-1].state
+            file = (await yard.in_log("file.present"))[-1].state
             assert isinstance(file, File)
             assert [c.mirror for c in file.copies] == ["cp-2"]
             # Its own mirror had nothing of it; what the first one had is kept, and not fetched twice by it.
@@ -133,7 +133,7 @@ def test_a_new_leader_copies_from_the_mirror_that_lives_before_it_asks_the_regis
             second = await begin(yard, *asked)
             done = await over(yard, second)
             assert done.state == "done"
-            present = [e.event for e in yard.of("file.present")]
+            present = [e.event for e in await yard.in_log("file.present")]
             assert [(p.mirror, p.origin) for p in present if isinstance(p, FilePresent)] == [
                 ("cp-1", "registry"),
                 ("cp-2", "mirror"),
@@ -169,7 +169,7 @@ def test_a_leader_stands_still_and_comes_back_deposed_in_the_middle_of_a_downloa
             now = latest(yard, job)
             assert now is not None
             assert now.attempt == 1
-            assert len(yard.of("job.done")) == 1
+            assert len(await yard.in_log("job.done")) == 1
 
     with hub_of(monkeypatch, bytes_per_s=8 * MIB) as hub:
         run(story(hub), 110)

@@ -17,7 +17,7 @@ import httpx
 
 from controlplane.ctl.supervisor import become_subreaper, bury_orphans
 from controlplane.ctl.up import RunningYard, UpOptions, start_yard
-from events.log import EventLog, Recorded
+from events.log import EventLog, Recorded, Unavailable
 from tests.support.ctl_server import CtlServer
 from tests.support.logs import open_admin_log
 from tests.support.ports import PORTS, engine_ports
@@ -72,6 +72,7 @@ class SystemYard:
     said: list[str]
     events: list[Recorded] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _read: int = 0
 
     @property
     def data(self) -> Path:
@@ -90,6 +91,22 @@ class SystemYard:
     def of(self, short_type: str) -> list[Recorded]:
         """The events seen so far whose type ends so, e.g. `replica.ready`."""
         return [e for e in self.events if e.type == short_type]
+
+    async def in_log(self, short_type: str) -> list[Recorded]:
+        """All events of that type that are in the log by now: whoever was woken by one, and answered, may have read it
+        before this does."""
+        async with asyncio.timeout(20.0):
+            while (last := await self._last()) is None or self._read < last:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.of(short_type)
+
+    async def _last(self) -> int | None:
+        """The sequence of the newest event; None while there is no connection, of whose return the follower tells."""
+        try:
+            return (await self.log.identity()).last_seq
+        except Unavailable:
+            return None
 
     async def event(
         self,
@@ -184,6 +201,7 @@ class SystemYard:
             while True:
                 batch = await follower.next()
                 self.events.extend(i for i in batch.items if isinstance(i, Recorded))
+                self._read = batch.position
                 if batch.synced:
                     synced.set()
                 self._changed.set()
