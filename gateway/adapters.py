@@ -151,7 +151,8 @@ class Adapters:
         answer = None if self._dismissed or not waiter.done() else waiter.result()
         if answer is None or answer.status != "ready":
             return ""
-        return _there(adapted.seeking, answer, is_mine=is_mine)
+        _note(adapted.seeking, answer, is_mine=is_mine)
+        return answer.engine_name
 
     async def secure(self, run: Run, exchange: Exchange, *, gone: str = "") -> str:
         """The engine-side name under which the run's adapter is loaded in its replica.
@@ -244,11 +245,10 @@ class Adapters:
             if not gone and (name := self._unpinned(run, adapted)):
                 return name
             await self._unheard(replica, adapted, exchange)
-        if is_mine and answer.how == "loaded":
-            seeking.began_load = True
+        _note(seeking, answer, is_mine=is_mine)
         match answer.status:
             case "ready":
-                return _there(seeking, answer, is_mine=is_mine)
+                return answer.engine_name
             case "loading":
                 if now_s - seeking.asked_s[replica.id] >= LOAD_S:
                     # B59: a load that takes so long is the replica's fault.
@@ -466,14 +466,16 @@ class Adapters:
         return len(self._questions)
 
 
-def _there(seeking: Seeking, answer: EnsureAnswer, *, is_mine: bool) -> str:
-    """The name under which it is loaded, by an answer to a question that this request was the first to ask, or not."""
+def _note(seeking: Seeking, answer: EnsureAnswer, *, is_mine: bool) -> None:
+    """Who began the load, and how the adapter came to be there, by an answer to a question that this request was the
+    first to ask, or not."""
     if is_mine and answer.how == "loaded":
         seeking.began_load = True
+    if answer.status != "ready":
+        return
     if seeking.began_load:
         seeking.how = "loaded"
     elif is_mine:
         seeking.how = answer.how
     else:
         seeking.how = "hit" if answer.how == "hit" else "joined"
-    return answer.engine_name
