@@ -167,8 +167,13 @@ class AdapterDesk:
         """
         now_s = self._clock.now_s()
         pin = table.pin(entry)
-        held = [self.pins.get(r.id, pin) for r in candidates]
-        chosen = self._choose(entry, candidates, held, seeking, table, inflight, connected)
+        ours = [held for r in candidates if (held := self.pins.get(r.id, pin)) is not None]
+        known = Known(
+            pinned=[h.replica for h in ours if h.is_trusted(now_s)],
+            held=[h.replica for h in ours if h.engine_name or h.asks],
+            besides=self.pins.besides,
+        )
+        chosen = self._choose(entry, pin, candidates, known, seeking, table, inflight, connected)
         if isinstance(chosen, Answer):
             return chosen
         match chosen:
@@ -186,22 +191,15 @@ class AdapterDesk:
     def _choose(
         self,
         entry: AdapterEntry,
+        pin: str,
         candidates: tuple[Replica, ...],
-        held: list[Held | None],
+        known: Known,
         seeking: Seeking,
         table: AdapterTable,
         inflight: Mapping[str, int],
         connected: bool,
     ) -> Chosen | AdapterAtFault | NoneLeft | Answer:
-        """The long way, as in `choose`; `held` are our pins in the candidates."""
-        now_s = self._clock.now_s()
-        pin = table.pin(entry)
-        ours = [known for known in held if known is not None]
-        known = Known(
-            pinned=[h.replica for h in ours if h.is_trusted(now_s)],
-            held=[h.replica for h in ours if h.engine_name or h.asks],
-            besides=self.pins.besides,
-        )
+        """As in `choose`, of what is `known` of our pins in the candidates; nothing is counted."""
         later = seeking.later
         if not connected:  # 1
             candidates = tuple(r for r in candidates if self._is_loaded(r, pin, table))
