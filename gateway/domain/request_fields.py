@@ -130,18 +130,17 @@ def model_missing(why: str) -> FieldsProblem:
 def _most_tokens(fields: _Fields) -> int | None:
     """The most tokens asked for, by whichever name; what is no plain number asks for none."""
     if fields.max_completion_tokens is UNSET and fields.max_output_tokens is UNSET:
-        first = fields.max_tokens
-        if first is UNSET:
-            return None
-        text = bytes(first)
-        return int(text) if text.isdigit() and len(text) < _DIGITS else None
-    most: int | None = None
-    for given in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
-        if given is not UNSET:
-            text = bytes(given)
-            if text.isdigit() and len(text) < _DIGITS and (most is None or int(text) > most):
-                most = int(text)
-    return most
+        return _number(fields.max_tokens)
+    given = (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens)
+    return max((n for n in map(_number, given) if n is not None), default=None)
+
+
+def _number(given: msgspec.Raw | UnsetType) -> int | None:
+    """A plain number, not too long; None for anything else."""
+    if given is UNSET:
+        return None
+    text = bytes(given)
+    return int(text) if text.isdigit() and len(text) < _DIGITS else None
 
 
 def _not_json(problem: Exception) -> FieldsProblem:

@@ -146,7 +146,7 @@ def tokens_of_whole(body: bytes) -> Tokens | None:
             try:
                 usage = _usage.decode(b"{%b}" % told)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                return _told_anyhow(body)
+                usage = _TELLS_NOTHING
             prompt, completion = usage.prompt_tokens, usage.completion_tokens
             if (
                 prompt is not None
